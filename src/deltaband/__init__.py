@@ -1,0 +1,19 @@
+"""Prediction intervals for neural networks that are already trained."""
+
+from .covariance import Exact, FrequentDirections, ImportantDirections, RobustFrequentDirections
+from .intervals import NotFittedError, PredictionIntervals
+from .result import Intervals
+from .warning import DeltabandWarning
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "DeltabandWarning",
+    "Exact",
+    "FrequentDirections",
+    "ImportantDirections",
+    "Intervals",
+    "NotFittedError",
+    "PredictionIntervals",
+    "RobustFrequentDirections",
+]

@@ -1,0 +1,19 @@
+"""The engines: a stream of gradients in, a `Covariance` value out."""
+
+from .choose import choose
+from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
+from .engine import Covariance, Engine, Spectrum
+from .exact import Exact
+
+__all__ = [
+    "Covariance",
+    "Engine",
+    "Exact",
+    "FrequentDirections",
+    "ImportantDirections",
+    "RobustFrequentDirections",
+    "Spectrum",
+    "choose",
+    "importance",
+    "magnitude",
+]

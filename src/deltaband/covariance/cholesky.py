@@ -1,0 +1,94 @@
+"""A damped Gram matrix M + λI and its Cholesky factor in the memory of one square matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg import blas, lapack
+
+BLOCK = 256
+
+
+class SingularMatrixError(ValueError):
+    """M + λI has no usable Cholesky factor."""
+
+
+def empty(m: int) -> np.ndarray:
+    """An (m, m) float64 matrix of zeros in the order LAPACK works on in place."""
+    return np.zeros((m, m), order="F")
+
+
+def add_gram(M: np.ndarray, X: np.ndarray) -> None:
+    """M += XᵀX, in the upper triangle and in place; X is (b, m), row by row in memory."""
+    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, lower=0, overwrite_c=1), M)
+
+
+def add_outer_gram(M: np.ndarray, X: np.ndarray) -> None:
+    """M += XXᵀ, in the upper triangle and in place; X is (m, c), row by row in memory."""
+    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=1, lower=0, overwrite_c=1), M)
+
+
+class DampedGram:
+    """A = M + λI for a positive semi-definite M given in an upper triangle; takes the matrix over.
+
+    M stays in the upper triangle, the Cholesky factor L of A = LLᵀ lies in the lower one. Only the diagonal needs a
+    place of its own.
+    """
+
+    def __init__(self, M: np.ndarray, damping: float) -> None:
+        self.damping = damping
+        self.size = len(M)
+        self._matrix = M
+        self._diagonal = M.diagonal().copy()
+        self._factorise()
+        self.inverse_norm_squared = self._inverse_norm_squared()  # ‖A⁻¹‖²_F
+        self._factorise()
+
+    def half_solve(self, B: np.ndarray) -> np.ndarray:
+        """L⁻¹B, so that its squared column norms are bᵀA⁻¹b; B is (m, b), column by column in memory."""
+        return blas.dtrsm(1.0, self._matrix, B, lower=1)
+
+    def solve_half_solved(self, Z: np.ndarray) -> np.ndarray:
+        """A⁻¹B from Z = L⁻¹B."""
+        return blas.dtrsm(1.0, self._matrix, Z, lower=1, trans_a=1)
+
+    def eigenvalues(self) -> np.ndarray:
+        """Eigenvalues of M, largest first; what rounding made negative is 0."""
+        M = np.triu(self._matrix, 1)
+        M += M.T
+        np.fill_diagonal(M, self._diagonal)
+        return np.maximum(np.linalg.eigvalsh(M)[::-1], 0.0)
+
+    def _factorise(self) -> None:
+        A = self._matrix
+        for i in range(0, self.size, BLOCK):
+            j = min(i + BLOCK, self.size)
+            A[j:, i:j] = A[i:j, j:].T
+            corner = np.triu(A[i:j, i:j], 1)
+            A[i:j, i:j] = corner + corner.T
+        np.fill_diagonal(A, self._diagonal + self.damping)
+        norm = _one_norm(A)
+        L, info = lapack.dpotrf(A, lower=1, clean=0, overwrite_a=1)
+        if info:
+            raise SingularMatrixError(f"the leading minor of order {info} is not positive definite")
+        _check_in_place(L, A)
+        reciprocal_condition, _ = lapack.dpocon(L, norm, uplo="L")
+        if reciprocal_condition < self.size * np.finfo(np.float64).eps:
+            raise SingularMatrixError(f"its reciprocal condition number is {reciprocal_condition:.1e}")
+
+    def _inverse_norm_squared(self) -> float:
+        """By LAPACK's dpotri, over the factor: the caller factorises again."""
+        X, info = lapack.dpotri(self._matrix, lower=1, overwrite_c=1)
+        if info:
+            raise SingularMatrixError(f"the factor has a zero at {info}")
+        _check_in_place(X, self._matrix)
+        below = sum(float(X[j + 1 :, j] @ X[j + 1 :, j]) for j in range(self.size))
+        return 2 * below + float(X.diagonal() @ X.diagonal())
+
+
+def _one_norm(A: np.ndarray) -> float:
+    return max(float(np.abs(A[:, j : j + BLOCK]).sum(axis=0).max()) for j in range(0, len(A), BLOCK))
+
+
+def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
+    # SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result.
+    assert np.shares_memory(result, matrix), "LAPACK worked on a copy"

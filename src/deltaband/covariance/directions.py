@@ -1,0 +1,302 @@
+"""Streaming low-rank sketches of J: Important Directions and its relatives.
+
+Algorithms 1–3 of Fishkov & Panov. A buffer B of 2k rows takes the rows of J one after the other. When it is full it
+is rotated onto its singular directions, k of them are kept, and each kept d² is lowered by δ², the smallest of them:
+
+    JᵀJ ≈ BᵀB + λ'I,    λ' = Σ δ²/2 over all shrinks.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..gradients import CHUNK_BYTES, GradientBatch
+from ..warning import DeltabandWarning
+from .engine import Spectrum
+
+Score = Callable[[np.ndarray, float], np.ndarray]
+
+# Singular values are read off the Gram matrix BBᵀ in float64: d² is known to about 1e-13 of the largest, so a d below
+# 1e-6 of the largest cannot be told from zero.
+ZERO = 1e-6
+# rank="auto": "the smallest and largest singular values of the approximation differ by several orders" (the paper).
+SEVERAL_ORDERS = 1e-3
+SMALLEST_AUTO_RANK = 32
+
+
+def importance(d: np.ndarray, damping: float) -> np.ndarray:
+    """d²/(d²+λ)²: the eigenvalue of Σ⁻¹ that a singular value d of J stands for."""
+    return d**2 / (d**2 + damping) ** 2
+
+
+def magnitude(d: np.ndarray, damping: float) -> np.ndarray:
+    """d itself."""
+    return d
+
+
+class _Directions:
+    """One sketch for all three: they differ in the score that chooses what is kept, and in λ'."""
+
+    needs_damping = False
+    _robust = True
+
+    def __init__(self, rank: int | Literal["auto"], score: Score, compress: bool, memory: float) -> None:
+        if rank != "auto" and (isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1):
+            raise ValueError(f"rank must be a positive whole number or 'auto', got {rank!r}")
+        if not callable(score):
+            raise TypeError(f"score must be a function of (singular values, damping), got {score!r}")
+        if not memory > 0:
+            raise ValueError(f"memory must be a positive number of bytes, got {memory!r}")
+        self.rank = rank
+        self.score = score
+        self.compress = compress
+        self.memory = memory
+        self._reset(None, None)
+
+    def start(self, *, n_rows: int | None = None, damping: float | None = None) -> Self:
+        fresh = copy.copy(self)
+        fresh._reset(n_rows, damping)
+        return fresh
+
+    def _reset(self, n_rows: int | None, damping: float | None) -> None:
+        self._damping = damping
+        self._expected_rows = n_rows
+        self._k = 0
+        self._buffer: Tensor | None = None  # (2k, p), the first `_filled` rows in use
+        self._filled = 0
+        self._n_rows = 0
+        self._energy = 0.0  # ‖J‖²_F
+        self._shift = 0.0  # λ'
+        self._lost = 0.0  # 0 ≤ JᵀJ − BᵀB ≤ _lost · I
+
+    def update(self, gradients: GradientBatch) -> None:
+        if self.needs_damping and self._damping is None:
+            raise ValueError(f"{type(self).__name__} needs λ before the first row: call start(damping=...)")
+        self._energy += float(gradients.squared_norms().sum())
+        self._n_rows += len(gradients)
+        for block in gradients.blocks:
+            self._insert(block)
+
+    def merge(self, other: Self) -> None:
+        if self.needs_damping and self._damping != other._damping:
+            raise ValueError(f"sketches made with different λ cannot be merged: {self._damping} and {other._damping}")
+        self._energy += other._energy
+        self._n_rows += other._n_rows
+        self._shift += other._shift
+        self._lost += other._lost
+        if other._buffer is not None:
+            self._insert(other._buffer[: other._filled])
+
+    def finalise(self, damping: float) -> DirectionsCovariance:
+        if self.needs_damping and damping != self._damping:
+            raise ValueError(f"the sketch was made with λ = {self._damping}, not with {damping}")
+        if self._buffer is None:
+            raise ValueError("no rows were given")
+        p = self._buffer.shape[1]
+        full = min(self._n_rows, p)
+        if self.rank != "auto" and self.rank > full:
+            warnings.warn(
+                f"rank={self.rank} is larger than min(n, p) = {full}: the sketch is exact at rank {full}, "
+                "and Exact() is cheaper",
+                DeltabandWarning,
+                stacklevel=3,
+            )
+        if self.compress:
+            self._shrink(may_grow=False)
+        U, d = _left_singular(self._buffer[: self._filled])
+        shift = self._shift if self._robust else 0.0
+        if damping + shift == 0.0 and len(d) < p:
+            raise ValueError(
+                f"damping 0 needs a regular JᵀJ, but the sketch holds {len(d)} of {p} directions: "
+                "give a positive damping or weight_decay"
+            )
+        covariance = DirectionsCovariance(
+            directions=_rotate((U / d).T, self._buffer[: self._filled]),
+            squared=d**2,
+            shift=shift,
+            damping=damping,
+            energy=self._energy,
+            n_rows=self._n_rows,
+            lost=self._lost,
+            name=f"{type(self).__name__}, rank {min(self._k, full):,}",
+        )
+        self._reset(self._expected_rows, self._damping)
+        return covariance
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank!r}{', compress=True' if self.compress else ''})"
+
+    def _insert(self, block: Tensor) -> None:  # (b, p)
+        if self._buffer is None:
+            self._k = self._starting_rank(block)
+            self._buffer = block.new_zeros((2 * self._k, block.shape[1]))
+        taken = 0
+        while taken < len(block):
+            fits = min(len(self._buffer) - self._filled, len(block) - taken)
+            self._buffer[self._filled : self._filled + fits] = block[taken : taken + fits]
+            self._filled += fits
+            taken += fits
+            if self._filled == len(self._buffer):
+                self._shrink()
+
+    def _shrink(self, may_grow: bool = True) -> None:
+        """Lines 4–9 of Algorithm 1, or a larger buffer where the rank is automatic and the spectrum has not decayed."""
+        assert self._buffer is not None
+        B = self._buffer[: self._filled]
+        U, d = _left_singular(B)
+        if len(d) < self._k:
+            kept, scale = np.arange(len(d)), np.ones(len(d))
+        elif may_grow and self._grow(d):
+            return
+        else:
+            scores = np.asarray(self.score(d, 0.0 if self._damping is None else self._damping))
+            if scores.shape != d.shape or not np.isfinite(scores).all():
+                raise ValueError("score must return one finite number for each singular value")
+            order = np.argsort(-scores, kind="stable")
+            kept, dropped = order[: self._k], order[self._k :]
+            delta = d[kept].min()
+            scale = np.sqrt(np.maximum(d[kept] ** 2 - delta**2, 0.0)) / d[kept]
+            self._shift += delta**2 / 2
+            self._lost += max(delta, d[dropped].max(initial=0.0)) ** 2
+        kept, scale = kept[scale > 0], scale[scale > 0]
+        self._buffer[: len(kept)] = _rotate((U[:, kept] * scale).T, B)
+        self._buffer[len(kept) :] = 0
+        self._filled = len(kept)
+
+    def _starting_rank(self, block: Tensor) -> int:
+        if self.rank == "auto":
+            return min(SMALLEST_AUTO_RANK, self._largest_rank(block))
+        # A rank beyond min(n, p) would only waste memory: one more than that never shrinks, and so is exact.
+        return min(int(self.rank), min(self._expected_rows or block.shape[1], block.shape[1]) + 1)
+
+    def _largest_rank(self, block: Tensor) -> int:
+        """What `memory` allows: the buffer of 2k rows, and once more while it is rotated."""
+        most = max(1, int(self.memory // (4 * block.shape[1] * block.itemsize)))
+        return min(most, min(self._expected_rows or block.shape[1], block.shape[1]) + 1)
+
+    def _grow(self, d: np.ndarray) -> bool:
+        assert self._buffer is not None
+        if self.rank != "auto" or d[self._k - 1] <= SEVERAL_ORDERS * d[0]:
+            return False
+        k = min(2 * self._k, self._largest_rank(self._buffer))
+        if k == self._k:
+            return False
+        self._buffer = torch.cat([self._buffer, self._buffer.new_zeros((2 * (k - self._k), self._buffer.shape[1]))])
+        self._k = k
+        return True
+
+
+class ImportantDirections(_Directions):
+    """Robust Important Directions: keeps the directions of highest `score(d, λ)`, by default d²/(d²+λ)².
+
+    `score` takes the singular values (r,) and λ and returns a number for each; the highest are kept.
+    `compress=True` shrinks once more at the end, to at most `rank` directions, as the authors' code does; the
+    algorithms as printed keep up to 2·rank − 1. `rank="auto"` doubles the rank while the kept singular values span
+    less than three orders of magnitude and the sketch stays within `memory` bytes.
+    """
+
+    needs_damping = True
+
+    def __init__(
+        self,
+        rank: int | Literal["auto"] = "auto",
+        *,
+        score: Score = importance,
+        compress: bool = False,
+        memory: float = 2**30,
+    ) -> None:
+        super().__init__(rank, score, compress, memory)
+
+
+class RobustFrequentDirections(_Directions):
+    """Robust Frequent Directions: keeps the largest singular values. `rank`, `compress`: as `ImportantDirections`."""
+
+    def __init__(self, rank: int | Literal["auto"] = "auto", *, compress: bool = False, memory: float = 2**30) -> None:
+        super().__init__(rank, magnitude, compress, memory)
+
+
+class FrequentDirections(RobustFrequentDirections):
+    """Frequent Directions: as `RobustFrequentDirections`, without λ'. Then 0 ≤ JᵀJ − BᵀB ≤ `error_bound`·I."""
+
+    _robust = False
+
+
+class DirectionsCovariance:
+    """Over the held directions vⱼ, with eⱼ = d²ⱼ + λ':
+
+    q = Σ (vⱼ·g)² eⱼ/(eⱼ+λ)²,  p* = Σ 2hⱼ − h²ⱼ with hⱼ = eⱼ/(eⱼ+λ), as Algorithm 3 has it. The leverage is that of
+    A = BᵀB + (λ'+λ)I in full: h = Σ (vⱼ·g)²/(eⱼ+λ) + (g·g − Σ (vⱼ·g)²)/(λ'+λ).
+    """
+
+    def __init__(
+        self,
+        directions: Tensor,  # (r, p), orthonormal
+        squared: np.ndarray,  # (r,) d²
+        shift: float,  # λ'
+        damping: float,
+        energy: float,
+        n_rows: int,
+        lost: float,
+        name: str,
+    ) -> None:
+        e = squared + shift
+        h = e / (e + damping)
+        tail = max(energy - float(e.sum()), 0.0)
+        unheld = min(n_rows, directions.shape[1]) - len(e)
+        self._V = directions
+        self._squared = squared
+        self._shift = shift
+        self._name = name
+        self.damping = damping
+        self.effective_parameters = float((2 * h - h**2).sum())
+        # 2h − h² ≤ min(1, 2d²/λ) for each direction that is not held
+        self.missed_parameters = float(min(unheld, 2 * tail / damping if damping else unheld)) if tail > 0 else 0.0
+        #: ‖JᵀJ − (BᵀB + λ'I)‖₂ is at most this.
+        self.error_bound = max(shift, lost - shift)
+
+    def variance(self, g: GradientBatch) -> np.ndarray:
+        e = self._squared + self._shift
+        return self._squared_projections(g) @ (e / (e + self.damping) ** 2)
+
+    def leverage(self, g: GradientBatch) -> np.ndarray:
+        projections = self._squared_projections(g)
+        inside = projections @ (1 / (self._squared + self._shift + self.damping))
+        outside = np.maximum(g.squared_norms().cpu().numpy() - projections.sum(axis=1), 0.0)
+        floor = self._shift + self.damping
+        return inside + outside / floor if floor else inside
+
+    def spectrum(self) -> Spectrum:
+        e = self._squared + self._shift
+        return Spectrum(np.sqrt(e), e / (e + self.damping) ** 2)
+
+    def describe(self) -> str:
+        return f"{self._name} ({len(self._squared):,} directions held)"
+
+    def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)
+        return (g.rows() @ self._V.T).double().cpu().numpy() ** 2
+
+
+def _left_singular(B: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """U (m, r) and the r non-zero singular values of B (m, p), largest first, through BBᵀ in float64."""
+    from scipy.linalg import eigh
+
+    from . import cholesky
+
+    C = cholesky.empty(len(B))
+    for columns in GradientBatch((B,)).columns(width=max(1, CHUNK_BYTES // (8 * len(B)))):
+        cholesky.add_outer_gram(C, columns)
+    squared, U = eigh(C, lower=False, driver="evd", overwrite_a=True, check_finite=False)
+    squared, U = squared[::-1], U[:, ::-1]
+    r = int((squared > ZERO**2 * max(squared[0], 0.0)).sum())
+    return U[:, :r], np.sqrt(squared[:r])
+
+
+def _rotate(R: np.ndarray, B: Tensor) -> Tensor:  # (r, m), (m, p) -> (r, p)
+    return torch.from_numpy(np.ascontiguousarray(R)).to(B) @ B

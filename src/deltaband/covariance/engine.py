@@ -1,0 +1,72 @@
+"""What every engine is, and what it ends in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+
+from ..gradients import GradientBatch
+
+
+class Spectrum(NamedTuple):
+    """Singular values of J, largest first, and the eigenvalue of Σ⁻¹ that belongs to each."""
+
+    singular_values: np.ndarray  # (r,)
+    covariance_eigenvalues: np.ndarray  # (r,) d²/(d²+λ)²
+
+
+class Covariance(Protocol):
+    """The parameter covariance of the delta method, Σ⁻¹ = A⁻¹JᵀJA⁻¹ with A = JᵀJ + λI. A value: nothing changes it."""
+
+    @property
+    def damping(self) -> float:
+        """λ."""
+        ...
+
+    @property
+    def effective_parameters(self) -> float:
+        """p* = tr(2H − H²), H = J A⁻¹ Jᵀ."""
+        ...
+
+    @property
+    def missed_parameters(self) -> float:
+        """An upper bound of the part of p* that an approximation has left out; 0 where it is exact."""
+        ...
+
+    def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
+        """q = gᵀ Σ⁻¹ g."""
+        ...
+
+    def leverage(self, g: GradientBatch) -> np.ndarray:  # (b,)
+        """h = gᵀ A⁻¹ g."""
+        ...
+
+    def spectrum(self) -> Spectrum: ...
+
+    def describe(self) -> str:
+        """One line for `summary()`."""
+        ...
+
+
+class Engine(Protocol):
+    """A streaming accumulator of gradients. What the user constructs holds only settings: `start` makes the rest."""
+
+    @property
+    def needs_damping(self) -> bool:
+        """Whether λ must be known before the first row."""
+        ...
+
+    def start(self, *, n_rows: int | None = None, damping: float | None = None) -> Self:
+        """A fresh accumulator with the same settings. What is known beforehand helps it, nothing more."""
+        ...
+
+    def update(self, gradients: GradientBatch) -> None: ...
+
+    def merge(self, other: Self) -> None:
+        """Take in the rows that another accumulator of the same settings has seen."""
+        ...
+
+    def finalise(self, damping: float) -> Covariance:
+        """End in a covariance. The accumulator hands its memory over and is empty afterwards."""
+        ...

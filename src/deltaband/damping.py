@@ -1,0 +1,63 @@
+"""λ, the damping of the delta method, from what the optimiser was told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+# The factor of n·weight_decay, for coupled weight decay. The optimiser adds wd·w to the gradient of the loss, so the
+# objective is loss + wd/2·‖w‖²; λ is what stands before ‖w‖² once the loss is scaled to the sum of squares.
+FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2}
+
+
+@dataclass(frozen=True)
+class Damping:
+    """λ as a number, or as a rule that turns the number of rows into one; or neither."""
+
+    damping: float | None = None
+    weight_decay: float | None = None
+    loss: str = "mean"
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight_decay is not None and self.damping is not None:
+            raise ValueError("give weight_decay or damping, not both: damping = λ is what weight_decay is turned into")
+        if self.loss not in FACTORS:
+            raise ValueError(
+                f"loss must be one of {', '.join(map(repr, FACTORS))} (of squared errors), got {self.loss!r}; other "
+                "losses are not covered by the formula"
+            )
+        if (self.loss == "sum") != (self.batch_size is not None):
+            raise ValueError("batch_size goes with loss='sum', where λ = n·weight_decay/(2·batch_size), and only there")
+        if self.batch_size is not None and not (self.batch_size >= 1 and int(self.batch_size) == self.batch_size):
+            raise ValueError(f"batch_size must be a positive whole number, got {self.batch_size!r}")
+        for name in ("weight_decay", "damping"):
+            _check_non_negative(getattr(self, name), name)
+
+    def at(self, n_rows: int | None) -> float | None:
+        """λ for n rows; None where it is not known."""
+        if self.damping is not None:
+            return float(self.damping)
+        if self.weight_decay is None or n_rows is None:
+            return None
+        return n_rows * self.weight_decay * FACTORS[self.loss] / (self.batch_size or 1)
+
+    def __str__(self) -> str:
+        if self.damping is not None:
+            return "given"
+        if self.weight_decay is None:
+            return "not given"
+        rule = {"mean": "n·wd/2", "half_mean": "n·wd", "sum": f"n·wd/(2·{self.batch_size})"}[self.loss]
+        return f"{rule}, weight decay {self.weight_decay:g}"
+
+
+def _check_non_negative(value: Any, name: str) -> None:
+    if value is None:
+        return
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")

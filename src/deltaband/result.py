@@ -1,0 +1,51 @@
+"""`Intervals`: what `predict` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Predictions with their bounds, one row per input; with a list of levels the bounds have one column a level.
+
+    Unpacks as `mean, lower, upper`.
+    """
+
+    mean: Any  # (n,)
+    lower: Any  # (n,) or (n, levels)
+    upper: Any  # (n,) or (n, levels)
+    level: float | tuple[float, ...] | None = None
+
+    @property
+    def width(self) -> Any:
+        return self.upper - self.lower
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.mean, self.lower, self.upper))
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+
+def parse_levels(level: float | Sequence[float]) -> tuple[float, ...]:
+    """Levels as a tuple, checked."""
+    try:
+        levels = tuple(float(value) for value in np.atleast_1d(np.asarray(level, dtype=float)))
+    except (TypeError, ValueError):
+        raise TypeError(f"level must be a number or a list of numbers between 0 and 1, got {level!r}") from None
+    if not levels or not all(0.0 < value < 1.0 for value in levels):
+        raise ValueError(f"level must be between 0 and 1, exclusive (0.95 for 95 %), got {level!r}")
+    return levels
+
+
+def like(x: Any, values: np.ndarray, dtype: torch.dtype) -> Any:
+    """`values` as what the user brought: a tensor on x's device, or an array; in the network's precision."""
+    result = torch.from_numpy(values).to(dtype)
+    return result.to(x.device) if isinstance(x, Tensor) else result.numpy()
