@@ -147,7 +147,7 @@ class Network:
                 by_name, outputs = self._row_gradients(self.parameters, x)
             except RuntimeError as error:
                 raise TypeError(
-                    "torch.func could not compute per-row gradients of this network (layers such as nn.LSTM, or "
+                    "torch.func could not compute per-row gradients of this network (layers such as nn.GRU, or "
                     f"random numbers in forward, are not supported yet): {error}"
                 ) from error
             rows = torch.cat([g.reshape(len(x), -1).to(self.dtype) for g in by_name.values()], dim=1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import data as reading
-from .covariance import Covariance, Engine, Spectrum, choose
+from .covariance import Covariance, Engine, Spectrum, choose_engine
 from .damping import Damping
 from .gradients import GradientBatch, Network
 from .result import Intervals, like, parse_levels
@@ -246,7 +246,7 @@ class PredictionIntervals:
         damping = self._damping.at(n_rows)
         engine = self.covariance
         if isinstance(engine, str):
-            engine = choose(n_rows, network.n_parameters, network.dtype.itemsize, damping)
+            engine = choose_engine(n_rows, network.n_parameters, network.dtype.itemsize, damping)
         if engine.needs_damping and damping is None:
             raise ValueError(
                 f"{type(engine).__name__} needs λ from the first row on: "

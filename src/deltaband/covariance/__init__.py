@@ -1,6 +1,6 @@
 """The engines: a stream of gradients in, a `Covariance` value out."""
 
-from .choose import choose
+from .choose import choose_engine
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
 from .engine import Covariance, Engine, Spectrum
 from .exact import Exact
@@ -13,7 +13,7 @@ __all__ = [
     "ImportantDirections",
     "RobustFrequentDirections",
     "Spectrum",
-    "choose",
+    "choose_engine",
     "importance",
     "magnitude",
 ]

@@ -10,7 +10,7 @@ from .engine import Engine
 from .exact import Exact
 
 
-def choose(n_rows: int | None, n_parameters: int, itemsize: int, damping: float | None) -> Engine:
+def choose_engine(n_rows: int | None, n_parameters: int, itemsize: int, damping: float | None) -> Engine:
     """The best engine that keeps to half of the free memory."""
     budget = free_memory() / 2
     if exact_bytes(n_rows, n_parameters, itemsize) <= budget:
@@ -21,11 +21,11 @@ def choose(n_rows: int | None, n_parameters: int, itemsize: int, damping: float 
 
 
 def exact_bytes(n_rows: int | None, n_parameters: int, itemsize: int) -> float:
-    """The square matrix, and the rows that `Exact` keeps where n ≤ p or n is not known."""
+    """The square matrix, and the rows that `Exact` keeps where n < p or n is not known."""
     n, p = n_rows, n_parameters
     if n is None:
         return 8.0 * p * p + float(itemsize) * p * p
-    return 8.0 * p * p if n > p else 8.0 * n * n + float(itemsize) * n * p
+    return 8.0 * p * p if n >= p else 8.0 * n * n + float(itemsize) * n * p
 
 
 def free_memory() -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -246,18 +246,13 @@ class DirectionsCovariance:
         lost: float,
         name: str,
     ) -> None:
-        e = squared + shift
-        h = e / (e + damping)
-        tail = max(energy - float(e.sum()), 0.0)
-        unheld = min(n_rows, directions.shape[1]) - len(e)
         self._V = directions
         self._squared = squared
         self._shift = shift
         self._name = name
         self.damping = damping
-        self.effective_parameters = float((2 * h - h**2).sum())
-        # 2h − h² ≤ min(1, 2d²/λ) for each direction that is not held
-        self.missed_parameters = float(min(unheld, 2 * tail / damping if damping else unheld)) if tail > 0 else 0.0
+        self.effective_parameters = float(_effective(squared + shift, damping).sum())
+        self.missed_parameters = self._missed(energy, lost, min(n_rows, directions.shape[1]) - len(squared))
         #: ‖JᵀJ − (BᵀB + λ'I)‖₂ is at most this.
         self.error_bound = max(shift, lost - shift)
 
@@ -279,8 +274,25 @@ class DirectionsCovariance:
     def describe(self) -> str:
         return f"{self._name} ({len(self._squared):,} directions held)"
 
+    def _missed(self, energy: float, lost: float, unheld: int) -> float:
+        """The j-th eigenvalue of JᵀJ lies between d²ⱼ and d²ⱼ + lost, and they sum up to the energy ‖J‖²_F.
+
+        p* sums f(eigenvalue) with f(e) = 2h − h², which is concave with slope at most 2/λ: two upper bounds.
+        """
+        at_most = _effective(self._squared + lost, self.damping).sum() + unheld * _effective(lost, self.damping)
+        if self.damping > 0:
+            tail = max(energy - self._squared.sum(), 0.0)
+            at_most = min(at_most, _effective(self._squared, self.damping).sum() + 2 * tail / self.damping)
+        return max(float(at_most) - self.effective_parameters, 0.0)
+
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)
         return (g.rows() @ self._V.T).double().cpu().numpy() ** 2
+
+
+def _effective(e: Any, damping: float) -> Any:
+    """2h − h² with h = e/(e+λ): what an eigenvalue e of JᵀJ adds to p*."""
+    h = e / (e + damping) if damping > 0 else np.sign(e)
+    return 2 * h - h**2
 
 
 def _left_singular(B: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -289,6 +301,8 @@ def _left_singular(B: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
     from . import cholesky
 
+    if len(B) == 0:
+        return np.zeros((0, 0)), np.zeros(0)
     C = cholesky.empty(len(B))
     for columns in GradientBatch((B,)).columns(width=max(1, CHUNK_BYTES // (8 * len(B)))):
         cholesky.add_outer_gram(C, columns)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # SciPy is loaded when there is work for it, not by `import d
 class Exact:
     """The exact covariance, in float64 whatever the precision of the gradients.
 
-    Primal form, n > p: JᵀJ is summed up in one p × p matrix, 8p² bytes however many rows there are.
-    Dual form, n ≤ p: the rows are kept, and K = JJᵀ is factorised, 8n² bytes.
+    Primal form, n ≥ p: JᵀJ is summed up in one p × p matrix, 8p² bytes however many rows there are.
+    Dual form, n < p: the rows are kept, and K = JJᵀ is factorised, 8n² bytes.
 
-    Where n is not known beforehand, rows are kept until there are more than p of them.
+    Where n is not known beforehand, rows are kept until there are p of them.
     """
 
     needs_damping = False
@@ -38,7 +38,7 @@ class Exact:
     def update(self, gradients: GradientBatch) -> None:
         self._n_rows += len(gradients)
         self._kept.append(gradients)
-        if max(self._n_rows, self._expected_rows) > gradients.n_parameters:
+        if max(self._n_rows, self._expected_rows) >= gradients.n_parameters:
             self._fold()
 
     def merge(self, other: Exact) -> None:
@@ -49,7 +49,7 @@ class Exact:
                 self._gram = other._gram.copy(order="F")
             else:
                 self._gram += other._gram
-        if self._kept and (self._gram is not None or self._n_rows > self._kept[0].n_parameters):
+        if self._kept and (self._gram is not None or self._n_rows >= self._kept[0].n_parameters):
             self._fold()
 
     def finalise(self, damping: float) -> PrimalCovariance | DualCovariance:

@@ -1,0 +1,38 @@
+"""Small networks and data for all tests."""
+
+import os
+
+# The matrices here are tiny: BLAS threads only wait for each other, for minutes where the machine is busy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from deltaband.gradients import GradientBatch
+
+
+def batch(rows: np.ndarray, dtype: torch.dtype = torch.float64) -> GradientBatch:
+    return GradientBatch((torch.from_numpy(np.ascontiguousarray(rows)).to(dtype),))
+
+
+def mlp(n_inputs: int = 3, hidden: int = 8, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(n_inputs, hidden), nn.Tanh(), nn.Linear(hidden, 1)).to(dtype)
+
+
+def regression(n: int = 80, n_inputs: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(n, n_inputs, generator=generator, dtype=torch.float64)
+    return X, X.sum(dim=1).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    return mlp()
+
+
+@pytest.fixture
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    return regression()

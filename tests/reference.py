@@ -1,0 +1,127 @@
+"""Naive dense versions, straight from the formulas, in float64: no chunks, no identities, no cleverness."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import nn
+
+
+def jacobian(model: nn.Module, X: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs (n,) and J (n, p) by plain autograd, one row after the other; the model must be in eval mode."""
+    parameters = [w for w in model.parameters() if w.requires_grad]
+    outputs, rows = [], []
+    for x in X:
+        output = model(x[None]).reshape(())
+        gradients = torch.autograd.grad(output, parameters, allow_unused=True)
+        parts = [torch.zeros_like(w) if g is None else g for w, g in zip(parameters, gradients, strict=True)]
+        rows.append(torch.cat([part.reshape(-1) for part in parts]).double().numpy())
+        outputs.append(output.item())
+    return np.array(outputs), np.array(rows)
+
+
+def variance(J: np.ndarray, damping: float, g: np.ndarray) -> float:
+    inverse = np.linalg.inv(J.T @ J + damping * np.eye(J.shape[1]))
+    return g @ inverse @ J.T @ J @ inverse @ g
+
+
+def leverage(J: np.ndarray, damping: float, g: np.ndarray) -> float:
+    return g @ np.linalg.inv(J.T @ J + damping * np.eye(J.shape[1])) @ g
+
+
+def effective_parameters(J: np.ndarray, damping: float) -> float:
+    H = J @ np.linalg.inv(J.T @ J + damping * np.eye(J.shape[1])) @ J.T
+    return np.trace(2 * H - H @ H)
+
+
+def interval(
+    J: np.ndarray, residuals: np.ndarray, damping: float, prediction: float, g: np.ndarray, level: float
+) -> tuple[float, float]:
+    """Formula (2) of the paper."""
+    nu = len(J) - effective_parameters(J, damping)
+    s = np.sqrt(np.sum(residuals**2) / nu)
+    half = stats.t.ppf((1 + level) / 2, nu) * s * np.sqrt(1 + variance(J, damping, g))
+    return prediction - half, prediction + half
+
+
+class Directions:
+    """Algorithms 1 to 3, a row at a time, with the full SVD of the whole buffer."""
+
+    def __init__(self, rank: int, damping: float, score, robust: bool = True, compress: bool = False) -> None:
+        self.k, self.damping, self.score, self.robust, self.compress = rank, damping, score, robust, compress
+        self.held: list[np.ndarray] = []  # the rows of B that are not zero
+        self.shift = 0.0  # λ'
+
+    def add(self, row: np.ndarray) -> None:
+        self.held.append(row)
+        if len(self.held) == 2 * self.k:
+            self.shrink()
+
+    def svd(self) -> tuple[np.ndarray, np.ndarray]:
+        _, d, V = np.linalg.svd(np.array(self.held), full_matrices=True)
+        nonzero = d > 1e-6 * d[0]
+        return d[nonzero], V[: len(d)][nonzero]
+
+    def shrink(self) -> None:
+        d, V = self.svd()
+        if len(d) < self.k:
+            self.held = [d[j] * V[j] for j in range(len(d))]
+            return
+        best = sorted(range(len(d)), key=lambda j: -self.score(d, self.damping)[j])[: self.k]
+        delta = min(d[j] for j in best)
+        self.shift += delta**2 / 2
+        self.held = [np.sqrt(d[j] ** 2 - delta**2) * V[j] for j in best if d[j] > delta]
+
+    def finish(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """d (r,), V (r, p) and λ' (0 for plain Frequent Directions)."""
+        if self.compress:
+            self.shrink()
+        d, V = self.svd()
+        return d, V, self.shift if self.robust else 0.0
+
+
+def directions_variance(d: np.ndarray, V: np.ndarray, shift: float, damping: float, g: np.ndarray) -> float:
+    return sum((V[j] @ g) ** 2 * (d[j] ** 2 + shift) / (d[j] ** 2 + shift + damping) ** 2 for j in range(len(d)))
+
+
+def directions_leverage(d: np.ndarray, V: np.ndarray, shift: float, damping: float, g: np.ndarray) -> float:
+    A = (V.T * d**2) @ V + (shift + damping) * np.eye(V.shape[1])
+    return g @ np.linalg.inv(A) @ g
+
+
+def directions_effective_parameters(d: np.ndarray, shift: float, damping: float) -> float:
+    h = [(d[j] ** 2 + shift) / (d[j] ** 2 + shift + damping) for j in range(len(d))]
+    return sum(2 * x - x * x for x in h)
+
+
+SPECTRA = ("decaying", "step", "flat", "deficient")
+
+
+def spectrum(name: str, r: int) -> np.ndarray:
+    """Prescribed singular values, largest first."""
+    if name == "decaying":
+        return 10.0 ** np.linspace(1, -3, r)
+    if name == "step":
+        return np.where(np.arange(r) < max(1, r // 4), 10.0, 0.1)
+    if name == "flat":
+        return np.full(r, 2.0) * (1 + 1e-3 * np.arange(r)[::-1])
+    return np.where(np.arange(r) < max(1, r // 2), np.linspace(5.0, 1.0, r), 0.0)
+
+
+def matrix(name: str, n: int, p: int, seed: int = 0) -> np.ndarray:
+    """An n × p matrix with a prescribed spectrum and random singular vectors."""
+    rng = np.random.default_rng(seed)
+    r = min(n, p)
+    U = np.linalg.qr(rng.standard_normal((n, r)))[0]
+    V = np.linalg.qr(rng.standard_normal((p, r)))[0]
+    return (U * spectrum(name, r)) @ V.T
+
+
+def probes(J: np.ndarray, seed: int = 1) -> np.ndarray:
+    """Gradients to ask about: rows of J, random ones, ones almost in the null space of J, and each top direction."""
+    rng = np.random.default_rng(seed)
+    n, p = J.shape
+    V = np.linalg.svd(J, full_matrices=True)[2]
+    near_null = V[-2:] + 1e-4 * rng.standard_normal((2, p))
+    return np.concatenate([J[: min(n, 4)], rng.standard_normal((4, p)), V[:1], near_null, V[-1:]])

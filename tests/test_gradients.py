@@ -1,0 +1,278 @@
+import copy
+import threading
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import mlp, regression
+from torch import nn
+
+from deltaband.gradients import GradientBatch, Network
+
+
+class Tied(nn.Module):
+    """One weight matrix used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Frozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 5).requires_grad_(False)
+        self.head = nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x))).squeeze(-1)
+
+
+class Convolutional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(1, 4, 2), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Dropout(0.5))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x[:, None]).flatten(1))
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.used(x)[:, 0]
+
+
+def weight_normed():
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 1))
+
+
+NETWORKS = {
+    "mlp": mlp,
+    "tied": Tied,
+    "frozen": Frozen,
+    "convolutional": Convolutional,
+    "unused parameter": Unused,
+    "weight norm": weight_normed,
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_those_of_plain_autograd_in_eval_mode(name, dtype):
+    torch.manual_seed(0)
+    model = NETWORKS[name]().to(dtype)
+    X = regression(20)[0].to(dtype)
+    model(X)  # in train mode: BatchNorm has now something to remember
+    outputs, gradients = Network(model).gradients(X)
+    expected_outputs, J = reference.jacobian(copy.deepcopy(model).eval(), X)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    np.testing.assert_allclose(outputs.detach(), expected_outputs, atol=tolerance)
+    np.testing.assert_allclose(gradients.rows(), J, atol=tolerance)
+    assert gradients.rows().dtype == dtype
+
+
+def test_frozen_parameters_are_left_out_and_tied_ones_count_once():
+    assert Network(Frozen()).n_parameters == 6
+    assert Network(Tied()).n_parameters == 9 + 3 + 3 + 4
+
+
+def state_of(model):
+    return {
+        "training": [m.training for m in model.modules()],
+        "requires_grad": [w.requires_grad for w in model.parameters()],
+        "grad": [w.grad for w in model.parameters()],
+        "state": {name: value.clone() for name, value in model.state_dict().items()},
+        "identity": [id(w) for w in model.parameters()],
+        "hooks": [len(m._forward_hooks) for m in model.modules()],
+    }
+
+
+def assert_same(before, after):
+    for key in ("training", "requires_grad", "grad", "identity", "hooks"):
+        assert before[key] == after[key], key
+    for name, value in before["state"].items():
+        assert torch.equal(value, after["state"][name]), name
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_users_module_is_left_as_it_was(training):
+    model = Convolutional().train(training)
+    model.head.register_forward_hook(lambda module, args, output: None)
+    before = state_of(model)
+    X = torch.randn(10, 3)
+    network = Network(model)
+    network.check(X)
+    network.gradients(X)
+    with pytest.raises((ValueError, TypeError)):
+        network.check(torch.randn(4, 99, 3))
+    with pytest.raises(TypeError):
+        network.gradients(torch.randn(4, 1))
+    assert_same(before, state_of(model))
+
+
+def test_the_twin_shares_the_tensors_and_nothing_else():
+    model = Convolutional()
+    twin = Network(model).twin
+    assert all(a is b for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(a is b for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+    assert not {id(m) for m in model.modules()} & {id(m) for m in twin.modules()}
+    assert not any(m.training for m in twin.modules())
+
+
+def test_old_style_weight_norm_with_its_non_leaf_weight_is_copied_too():
+    with pytest.warns(FutureWarning):
+        model = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 1))
+    X = torch.randn(6, 3)
+    model(X)
+    _, J = reference.jacobian(model, X)
+    np.testing.assert_allclose(Network(model).gradients(X)[1].rows(), J, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+def test_the_callers_context_does_not_matter(context, model):
+    X = torch.randn(5, 3, dtype=torch.float64)
+    expected = Network(model).gradients(X)[1].rows()
+    with context():
+        inside = Network(model).gradients(X.clone())[1].rows()
+    assert torch.equal(expected, inside)
+
+
+def test_eight_threads_get_the_numbers_of_one():
+    model = Convolutional().train()
+    inputs = [torch.randn(30, 3, generator=torch.Generator().manual_seed(i)) for i in range(8)]
+    expected = [Network(model).gradients(x)[1].rows() for x in inputs]
+    wrong = []
+
+    def work(i):
+        for _ in range(25):
+            if not torch.equal(Network(model).gradients(inputs[i])[1].rows(), expected[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert model.training
+
+
+def test_inner_products_are_those_of_the_rows():
+    a, b = torch.randn(7, 500), torch.randn(4, 500)
+    batch = GradientBatch.concatenate([GradientBatch((a[:3],)), GradientBatch((a[3:],))])
+    expected = a.double() @ b.double().T
+    np.testing.assert_allclose(batch.inner(GradientBatch((b,))), expected, rtol=1e-12)
+    np.testing.assert_allclose(batch.rows(), a)
+    np.testing.assert_allclose(batch.squared_norms(), a.double().square().sum(dim=1))
+    assert len(batch) == 7
+
+
+def test_inner_products_do_not_depend_on_how_many_columns_go_at_once(monkeypatch):
+    a, b = torch.randn(7, 500), torch.randn(4, 500)
+    whole = GradientBatch((a,)).inner(GradientBatch((b,)))
+    monkeypatch.setattr("deltaband.gradients.CHUNK_BYTES", 8 * 7 * 13)
+    np.testing.assert_allclose(GradientBatch((a,)).inner(GradientBatch((b,))), whole, rtol=1e-9)
+
+
+def test_a_chunk_is_bounded_by_memory():
+    assert Network(mlp(3, 4)).chunk_rows == 4096
+    wide = Network(mlp(1000, 1000, torch.float32))  # a million parameters: 4 MB a row
+    assert wide.chunk_rows * wide.n_parameters * 4 <= 256 * 2**20
+
+
+def test_a_fingerprint_tells_weights_and_buffers_apart(model):
+    before = Network(model).fingerprint()
+    assert Network(copy.deepcopy(model)).fingerprint() == before
+    with torch.no_grad():
+        model[2].bias += 1e-12
+    after = Network(model).fingerprint()
+    assert [name for name in before if before[name] != after[name]] == ["2.bias"]
+    norm = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    before = Network(norm).fingerprint()
+    norm(torch.randn(5, 3))
+    assert Network(norm).fingerprint() != before
+
+
+class Returns(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.what = what
+
+    def forward(self, x):
+        return self.what(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "message"),
+    [
+        (lambda y: y, ValueError, "2 outputs a row"),
+        (lambda y: (y[:, 0], y[:, 1].exp()), TypeError, "its own variance"),
+        (lambda y: {"mean": y[:, 0]}, TypeError, "one tensor, got dict"),
+        (lambda y: y.sum(), ValueError, r"shape \(\) for a batch of 2 rows"),
+        (lambda y: y[:, 0, None, None], ValueError, r"shape \(2, 1, 1\)"),
+        (lambda y: y[:1, 0], ValueError, r"expected \(2,\)"),
+        (lambda y: y[:, 0].round().long(), TypeError, "real numbers"),
+    ],
+)
+def test_a_network_without_one_output_a_row_is_refused(what, error, message):
+    with pytest.raises(error, match=message):
+        Network(Returns(what)).check(torch.randn(5, 3))
+
+
+def test_rows_of_the_wrong_shape_are_refused_with_the_networks_own_words(model):
+    with pytest.raises(ValueError, match=r"batch of shape \(2, 4\)"):
+        Network(model).check(torch.randn(5, 4))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru, self.head = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.gru(x[..., None])[0][:, -1])
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.layer(x) + torch.randn(1)
+
+
+@pytest.mark.parametrize("network", [Noisy, Recurrent])
+def test_what_torch_func_cannot_do_is_said(network):
+    with pytest.raises(TypeError, match=r"torch\.func could not"):
+        Network(network()).gradients(torch.randn(5, 3))
+
+
+def test_models_that_cannot_be_used_are_refused():
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module, got function"):
+        Network(lambda x: x)
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        Network(nn.Sequential(nn.Linear(2, 1)).requires_grad_(False))
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        Network(nn.ReLU())
+    with pytest.raises(TypeError, match="bfloat16"):
+        Network(mlp().bfloat16())
+    uncopyable = mlp()
+    uncopyable.lock = threading.Lock()
+    with pytest.raises(TypeError, match="could not be copied"):
+        Network(uncopyable)
