@@ -4,6 +4,7 @@ import os
 
 # The matrices here are tiny: BLAS threads only wait for each other, for minutes where the machine is busy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest

@@ -250,7 +250,7 @@ def test_summary_fits_a_screen_and_says_what_matters(model, data):
     assert repr(fitted(model, data)) == fitted(model, data).summary()
 
 
-def test_the_progress_bar_shows_only_when_asked_and_only_on_long_fits(model, data, capsys, monkeypatch):
+def test_the_progress_bar_shows_only_when_asked_and_only_on_long_fits(model, data, monkeypatch):
     import tqdm.auto
 
     asked = []
@@ -259,7 +259,6 @@ def test_the_progress_bar_shows_only_when_asked_and_only_on_long_fits(model, dat
     PredictionIntervals(model, damping=1.0).fit(*data)
     PredictionIntervals(model, damping=1.0).fit(*data, progress=False)
     assert [(kw["disable"], kw["total"], kw["delay"] > 0) for kw in asked] == [(False, 80, True), (True, 80, True)]
-    assert capsys.readouterr().err == ""
 
 
 # --- no λ, λ while streaming
@@ -490,9 +489,7 @@ def test_auto_is_exact_where_it_fits_and_a_sketch_where_it_does_not(model, data,
     assert "exact, dual" in fitted(model, regression(30)).summary()
     monkeypatch.setattr("deltaband.covariance.choose.free_memory", lambda: 16000.0)
     with pytest.warns(DeltabandWarning, match="may miss"):
-        assert "ImportantDirections" in fitted(model, data).summary()
-    band = PredictionIntervals(model).fit(*data)
-    assert isinstance(band._fit.engine, RobustFrequentDirections)
+        assert "RobustFrequentDirections, rank 6" in fitted(model, data).summary()
 
 
 def test_importing_deltaband_loads_torch_and_numpy_and_nothing_else_heavy():

@@ -108,7 +108,9 @@ class PredictionIntervals:
         from tqdm.auto import tqdm
 
         # the bar stays away where the work is done within a second
-        with tqdm(total=batches.n_rows, desc="deltaband", unit=" rows", delay=1, disable=not progress) as bar:
+        with tqdm(
+            total=batches.n_rows, desc="deltaband", unit=" rows", delay=1, leave=False, disable=not progress
+        ) as bar:
             for x, targets, first in batches.chunks(network.chunk_rows):
                 if count == 0:
                     network.check(x)
@@ -246,7 +248,7 @@ class PredictionIntervals:
         damping = self._damping.at(n_rows)
         engine = self.covariance
         if isinstance(engine, str):
-            engine = choose_engine(n_rows, network.n_parameters, network.dtype.itemsize, damping)
+            engine = choose_engine(n_rows, network.n_parameters, network.dtype.itemsize)
         if engine.needs_damping and damping is None:
             raise ValueError(
                 f"{type(engine).__name__} needs λ from the first row on: "

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .directions import ImportantDirections, RobustFrequentDirections
+from .directions import RobustFrequentDirections
 from .engine import Engine
 from .exact import Exact
 
 
-def choose_engine(n_rows: int | None, n_parameters: int, itemsize: int, damping: float | None) -> Engine:
-    """The best engine that keeps to half of the free memory."""
+def choose_engine(n_rows: int | None, n_parameters: int, itemsize: int) -> Engine:
+    """Exact within half of the free memory, otherwise the sketch that is never far off.
+
+    A rank below the effective dimension costs ImportantDirections more than RobustFrequentDirections where it goes
+    wrong, since it then lets the largest singular values go.
+    """
     budget = free_memory() / 2
     if exact_bytes(n_rows, n_parameters, itemsize) <= budget:
         return Exact()
-    if damping is None:
-        return RobustFrequentDirections(memory=budget)
-    return ImportantDirections(memory=budget)
+    return RobustFrequentDirections(memory=budget)
 
 
 def exact_bytes(n_rows: int | None, n_parameters: int, itemsize: int) -> float:

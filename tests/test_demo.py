@@ -1,0 +1,91 @@
+"""The demo prints its table, saves its pictures, and shows what it promises."""
+
+import contextlib
+import importlib.util
+import io
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from deltaband import DeltabandWarning, Exact, demo
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """What a run with little training prints and saves. Untrained networks may deserve the library's warnings."""
+    out = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    printed = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
+        warnings.simplefilter("ignore", DeltabandWarning)
+        demo.main(["--out", str(out), "--steps", "150"])
+    return out, printed.getvalue()
+
+
+def test_the_table_has_a_line_for_each_engine_on_each_data_set(short_run):
+    header, *lines = short_run[1].split("\n\n")[0].splitlines()
+    assert header.split() == ["data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds"]
+    assert [tuple(line.split()[:2]) for line in lines] == [
+        ("gap", "Exact()"),
+        ("gap", "ImportantDirections(rank=20)"),
+        ("gap", "RobustFrequentDirections(rank=20)"),
+        ("diabetes", "Exact()"),
+        ("diabetes", "ImportantDirections(rank=100)"),
+        ("diabetes", "RobustFrequentDirections(rank=100)"),
+    ]
+    assert len({len(line) for line in (header, *lines)}) == 1  # the columns are aligned
+    for line in lines:
+        p_cov, w_sd, r, score, p_star, seconds = map(float, line.split()[2:])
+        assert 0.5 < p_cov <= 1
+        assert min(w_sd, score, p_star) > 0
+        assert -1 <= r <= 1
+        assert seconds >= 0
+
+
+def test_both_pictures_are_saved_where_the_last_line_says(short_run):
+    out, printed = short_run
+    saved = re.findall(r"\S+\.png", printed.splitlines()[-1])
+    assert saved == [str(out / "gap.png"), str(out / "diabetes.png")]
+    for name in ("gap.png", "diabetes.png"):
+        content = (out / name).read_bytes()
+        assert content.startswith(PNG)
+        assert len(content) > 20_000  # not an empty canvas
+
+
+def test_without_its_extras_the_demo_says_what_to_install(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        demo.main(["--out", str(tmp_path / "nothing")])
+    assert "pip install 'deltaband[plots,sklearn]'" in capsys.readouterr().err
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.slow
+def test_the_band_opens_in_the_gap():
+    problem = demo.gap()
+    assert not (np.abs(problem.x) < 1).any()
+    band = problem.fit(Exact())
+    assert band.effective_parameters_ < band.n_rows_ / 4
+    width = band.predict(np.array([[-2.0], [0.0], [2.0]])).width
+    assert width[1] > 2 * max(width[0], width[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [demo.gap, demo.diabetes])
+def test_the_demo_is_healthy_and_its_sketches_agree_with_the_exact_band(make):
+    problem = make(1000)
+    lines = [line.split() for line in demo.compare(problem)]  # a DeltabandWarning would be an error
+    exact = [float(number) for number in lines[0][2:-1]]
+    assert 0.9 <= exact[0] <= 1.0
+    for line in lines[1:]:
+        assert [float(number) for number in line[2:-2]] == pytest.approx(exact[:-1], rel=0.02, abs=0.02)
+
+
+def test_training_leaves_the_number_of_threads_alone():
+    before = torch.get_num_threads()
+    demo.gap(steps=1)
+    assert torch.get_num_threads() == before
