@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from deltaband.data import inputs, read, targets
 
@@ -14,8 +14,13 @@ class Stream(IterableDataset):
         yield from zip(X, Y, strict=True)
 
 
+class Unsized(Dataset):
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
+
 def collect(batches, rows=4):
-    chunks = list(batches.chunks(rows))
+    chunks = list(batches.chunks(lambda x: rows))
     return torch.cat([x for x, _, _ in chunks]), torch.cat([y for _, y, _ in chunks]), [len(x) for x, _, _ in chunks]
 
 
@@ -28,13 +33,13 @@ def test_chunks_hold_every_row_once_and_in_order_whatever_the_batches(batch_size
     assert torch.equal(y, Y.double())
     assert all(size == rows for size in sizes[:-1])
     assert sizes[-1] <= rows
-    firsts = [first for _, _, first in read(source).chunks(rows)]
+    firsts = [first for _, _, first in read(source).chunks(lambda x: rows)]
     assert firsts == list(range(0, 10, rows))
 
 
 def test_rows_of_different_shape_are_not_mixed():
     source = [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(3, 5), torch.zeros(3)), (torch.zeros(1, 5), [0.0])]
-    assert [tuple(x.shape) for x, _, _ in read(source).chunks(10)] == [(2, 3), (4, 5)]
+    assert [tuple(x.shape) for x, _, _ in read(source).chunks(lambda x: 10)] == [(2, 3), (4, 5)]
 
 
 def test_empty_batches_are_passed_over():
@@ -88,6 +93,11 @@ def test_reversed_and_read_only_arrays_are_read():
         (lambda: read([[1, 2]], Y), TypeError, "inputs must be a tensor or a NumPy array, got a list of 1"),
         (lambda: read(np.array([["a"]]), [1.0]), TypeError, "inputs must be numbers"),
         (lambda: read(np.array([[1j]]), [1.0]), TypeError, "inputs must be numbers"),
+        (lambda: read(np.ma.masked_greater(X.numpy(), 5), Y), TypeError, "must not be masked"),
+        (lambda: read(X.to_sparse(), Y), TypeError, "ordinary tensor"),
+        (lambda: read(X.to("meta"), Y), TypeError, "ordinary tensor"),
+        (lambda: collect(read([(torch.tensor(1.0), torch.tensor(2.0))])), ValueError, "one row per example"),
+        (lambda: read(Unsized()), TypeError, "must have a length"),
         (lambda: read(X.to(torch.complex64), Y), TypeError, "inputs must be real"),
         (lambda: read(X, Y.to(torch.complex64)), TypeError, "targets must be real"),
         (lambda: read(torch.tensor(1.0), Y), ValueError, "one row per example"),

@@ -67,6 +67,21 @@ def test_float32_rows_give_the_same_sketch_to_single_precision(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("relative", [1e-4, 1e-6, 1e-8])
+def test_float32_rows_keep_leverage_and_variance_at_small_damping(engine, relative):
+    J = reference.matrix("decaying", 300, 40).astype(np.float32).astype(np.float64)
+    damping = relative * np.linalg.norm(J, 2) ** 2
+    g = reference.probes(J).astype(np.float32).astype(np.float64)
+    covariance = sketch(engine(150), J, damping, dtype=torch.float32, n_rows=40)  # nothing is left out
+    with pytest.warns(DeltabandWarning, match="leaves nothing out"):
+        covariance = covariance.finalise(damping)
+    expected = [reference.leverage(J, damping, row) for row in g]
+    np.testing.assert_allclose(covariance.leverage(batch(g, torch.float32)), expected, rtol=2e-2)
+    expected = [reference.variance(J, damping, row) for row in g]
+    np.testing.assert_allclose(covariance.variance(batch(g, torch.float32)), expected, rtol=2e-2, atol=1e-6 / damping)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rank", [8, "auto"])
 @pytest.mark.parametrize("chunk", [1, 3, 16, 50])
 def test_a_block_equals_its_rows_one_at_a_time(engine, rank, chunk):
@@ -198,13 +213,26 @@ def test_a_score_of_ones_own_replaces_the_papers():
     np.testing.assert_array_equal(as_rfd._squared, rfd._squared)
 
 
-@pytest.mark.parametrize("score", [lambda d, damping: d[:-1], lambda d, damping: d * np.nan])
+def test_a_score_may_work_in_place():
+    def in_place(d, damping):
+        d /= d.max()
+        return d
+
+    J = reference.matrix("decaying", 100, 40)
+    mine = sketch(ImportantDirections(6, score=in_place), J, 1.0).finalise(1.0)
+    np.testing.assert_array_equal(mine._squared, sketch(RobustFrequentDirections(6), J, 1.0).finalise(1.0)._squared)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [lambda d, damping: d[:-1], lambda d, damping: d * np.nan, lambda d, damping: d * 1j, lambda d, damping: ["a"] * 4],
+)
 def test_a_score_that_is_no_score_is_refused(score):
     with pytest.raises(ValueError, match="one finite number for each"):
         sketch(ImportantDirections(2, score=score), reference.matrix("flat", 20, 10), 1.0)
 
 
-@pytest.mark.parametrize("rank", [0, -3, 2.5, True, "many", None])
+@pytest.mark.parametrize("rank", [0, -3, 2.5, True, "many", None, np.array([1, 2])])
 def test_a_rank_that_is_no_rank_is_refused(rank):
     with pytest.raises(ValueError, match="rank must be"):
         ImportantDirections(rank)
@@ -222,14 +250,33 @@ def test_an_automatic_rank_that_never_shrinks_is_exact():
     J = reference.matrix("decaying", 300, 60)
     covariance = sketch(ImportantDirections(), J, 0.1).finalise(0.1)
     exact = sketch(Exact(), J, 0.1).finalise(0.1)
-    assert covariance.effective_parameters == pytest.approx(exact.effective_parameters, rel=0.05)
+    assert covariance.error_bound == 0
+    assert covariance.effective_parameters == pytest.approx(exact.effective_parameters, rel=1e-6)
 
 
 def test_an_automatic_rank_keeps_to_its_memory():
     J = reference.matrix("flat", 300, 100)
-    engine = sketch(RobustFrequentDirections(memory=4 * 40 * 100 * 8), J, 1.0)
-    assert engine._k == 40
-    assert engine._buffer.nbytes <= 2 * 40 * 100 * 8
+    memory = 4 * 40 * 100 * 8 + 4 * 80**2 * 8  # two buffers of 2k rows, four (2k)² matrices
+    assert sketch(RobustFrequentDirections(memory=memory), J, 1.0)._k == 40
+
+
+@pytest.mark.parametrize("memory", ["1G", 0, -1, float("inf"), float("nan")])
+def test_a_memory_that_is_no_memory_is_refused(memory):
+    with pytest.raises(ValueError, match="memory must be"):
+        RobustFrequentDirections(memory=memory)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sketch_answers_for_every_damping(engine):
+    J = reference.matrix("decaying", 90, 25)
+    covariance = sketch(engine(8), J, 0.5).finalise(0.5).diagonalised()
+    g = batch(reference.probes(J))
+    dampings = np.array([0.01, 0.5, 20.0])
+    many = covariance.variances(g, dampings)
+    for column, damping in zip(many.T, dampings, strict=True):
+        np.testing.assert_allclose(column, covariance.at(damping).variance(g), rtol=1e-12)
+    np.testing.assert_allclose(many[:, 1], covariance.variance(g), rtol=1e-12)
+    assert covariance.at(20.0).effective_parameters < covariance.effective_parameters
 
 
 def test_the_settings_of_the_user_are_never_touched():

@@ -6,7 +6,7 @@ from conftest import batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaband import Exact
+from deltaband import DeltabandWarning, Exact
 from deltaband.covariance.cholesky import DampedGram
 from deltaband.covariance.exact import DualCovariance, PrimalCovariance
 
@@ -165,6 +165,42 @@ def test_no_damping_is_an_error_where_they_do_not(n, p):
         fit(reference.matrix("deficient", n, p), 0.0)
 
 
+@pytest.mark.parametrize("name", reference.SPECTRA)
+@pytest.mark.parametrize(("n", "p"), SHAPES)
+def test_the_eigenbasis_answers_for_every_damping(name, n, p):
+    J = reference.matrix(name, n, p)
+    g = batch(reference.probes(J))
+    spectral = [fit(J, 0.3).diagonalised(), fit(J, None)]
+    dampings = np.array([1e-2, 0.3, 10.0])
+    for covariance in spectral:
+        many = covariance.variances(g, dampings)
+        for column, damping in zip(many.T, dampings, strict=True):
+            one, direct = covariance.at(damping), fit(J, damping)
+            np.testing.assert_allclose(column, direct.variance(g), rtol=1e-7, atol=1e-9)
+            np.testing.assert_allclose(one.variance(g), direct.variance(g), rtol=1e-7, atol=1e-9)
+            np.testing.assert_allclose(one.leverage(g), direct.leverage(g), rtol=1e-7)
+            assert one.effective_parameters == pytest.approx(direct.effective_parameters, abs=1e-7)
+    assert spectral[0].damping == 0.3
+    assert spectral[1].damping is None
+    with pytest.raises(ValueError, match="not chosen yet"):
+        spectral[1].variance(g)
+
+
+def test_rounding_that_shows_is_warned_about():
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(500, 9)) * 50
+    J = np.c_[A, A.sum(axis=1)]  # collinear
+    far = J[:3].copy()
+    far[:, 9] += 100
+    with pytest.warns(DeltabandWarning, match="rounding shows"):
+        fit(J, 500 * 1e-6 / 2).variance(batch(far))
+    fit(J, 500 * 1e-2 / 2).variance(batch(far))
+
+
+def test_a_huge_damping_is_no_overflow():
+    assert fit(reference.matrix("flat", 30, 10), 1e200).effective_parameters == pytest.approx(0, abs=1e-6)
+
+
 def test_one_row_and_one_parameter_are_enough():
     covariance = fit(np.array([[2.0]]), 1.0)
     assert covariance.variance(batch(np.array([[3.0]]))) == pytest.approx([9 * 4 / 25])
@@ -198,9 +234,9 @@ def test_bounds_that_hold_for_every_matrix(n, p, log_damping, seed, name):
     assert -1e-6 <= covariance.effective_parameters <= min(n, p) + 1e-6
 
 
-def test_the_inverse_norm_is_that_of_the_inverse():
+def test_the_effective_size_is_that_of_the_inverse():
     J = reference.matrix("decaying", 700, 600)  # larger than one block
     M = np.asfortranarray(np.triu(J.T @ J))
     A = DampedGram(M, 0.3)
-    expected = np.linalg.norm(np.linalg.inv(J.T @ J + 0.3 * np.eye(600))) ** 2
-    assert A.inverse_norm_squared == pytest.approx(expected, rel=1e-8)
+    expected = 600 - np.linalg.norm(0.3 * np.linalg.inv(J.T @ J + 0.3 * np.eye(600))) ** 2
+    assert A.effective_size == pytest.approx(expected, rel=1e-8)

@@ -122,11 +122,11 @@ def test_the_users_module_is_left_as_it_was(training):
     assert_same(before, state_of(model))
 
 
-def test_the_twin_shares_the_tensors_and_nothing_else():
+def test_the_twin_shares_the_parameters_and_nothing_else():
     model = Convolutional()
     twin = Network(model).twin
     assert all(a is b for a, b in zip(model.parameters(), twin.parameters(), strict=True))
-    assert all(a is b for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+    assert not {id(b) for b in model.buffers()} & {id(b) for b in twin.buffers()}
     assert not {id(m) for m in model.modules()} & {id(m) for m in twin.modules()}
     assert not any(m.training for m in twin.modules())
 
@@ -177,7 +177,7 @@ def test_inner_products_are_those_of_the_rows():
     expected = a.double() @ b.double().T
     np.testing.assert_allclose(batch.inner(GradientBatch((b,))), expected, rtol=1e-12)
     np.testing.assert_allclose(batch.rows(), a)
-    np.testing.assert_allclose(batch.squared_norms(), a.double().square().sum(dim=1))
+    np.testing.assert_allclose(batch.squared_norms, a.double().square().sum(dim=1))
     assert len(batch) == 7
 
 
@@ -189,9 +189,15 @@ def test_inner_products_do_not_depend_on_how_many_columns_go_at_once(monkeypatch
 
 
 def test_a_chunk_is_bounded_by_memory():
-    assert Network(mlp(3, 4)).chunk_rows == 4096
+    assert Network(mlp(3, 4)).check(torch.randn(5, 3)) == 4096
     wide = Network(mlp(1000, 1000, torch.float32))  # a million parameters: 4 MB a row
-    assert wide.chunk_rows * wide.n_parameters * 4 <= 256 * 2**20
+    assert 1 <= wide.check(torch.randn(5, 1000)) * wide.n_parameters * 4 <= 256 * 2**20
+    # few parameters, but 8 · 64 · 64 activations a row
+    images = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.LazyLinear(1))
+    x = torch.randn(2, 3, 64, 64)
+    images(x)
+    images[3].requires_grad_(False)
+    assert Network(images).check(x) * 8 * 64 * 64 * 4 <= 256 * 2**20
 
 
 def test_a_fingerprint_tells_weights_and_buffers_apart(model):
@@ -201,6 +207,8 @@ def test_a_fingerprint_tells_weights_and_buffers_apart(model):
         model[2].bias += 1e-12
     after = Network(model).fingerprint()
     assert [name for name in before if before[name] != after[name]] == ["2.bias"]
+    model[1] = nn.ReLU()
+    assert Network(model).fingerprint() != after
     norm = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
     before = Network(norm).fingerprint()
     norm(torch.randn(5, 3))
@@ -234,6 +242,109 @@ def test_a_network_without_one_output_a_row_is_refused(what, error, message):
         Network(Returns(what)).check(torch.randn(5, 3))
 
 
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        x -= 5
+        return self.layer(x.relu_())
+
+
+def test_a_network_that_works_on_its_input_in_place_does_not_touch_the_users_data():
+    model = InPlace()
+    X = torch.randn(6, 3) + 5
+    before = X.clone()
+    network = Network(model)
+    network.check(X)
+    outputs, gradients = network.gradients(X)
+    assert torch.equal(X, before)
+    _, J = reference.jacobian(model, X.clone())
+    np.testing.assert_allclose(gradients.rows(), J, atol=1e-6)
+    assert torch.allclose(outputs, model(before.clone())[:, 0], atol=1e-6)
+
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.layer(x - x.mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    "model", [Centred(), nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 1))]
+)
+def test_a_network_that_mixes_the_rows_of_a_batch_is_refused(model):
+    with pytest.raises(ValueError, match=r"depends on the other rows|evaluated on a single row"):
+        Network(model).check(torch.randn(5, 3))
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x)
+
+
+def test_buffers_written_in_forward_are_those_of_the_twin():
+    model = Counter()
+    network = Network(model)
+    network.check(torch.randn(5, 3))
+    with pytest.raises(TypeError, match="state written in forward"):
+        network.gradients(torch.randn(5, 3))
+    assert model.calls == 0
+
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.skip = lambda x: self.a(x)
+
+    def forward(self, x):
+        return self.b(x.tanh()) + self.skip(x)
+
+
+def test_weights_reached_past_the_module_tree_are_refused():
+    with pytest.raises(TypeError, match="reached past the module tree"):
+        Network(Hidden()).gradients(torch.randn(5, 3))
+
+
+class Itself(nn.Linear):
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_a_module_that_copies_to_itself_is_refused_and_stays_in_train_mode():
+    model = nn.Sequential(Itself(3, 1))
+    with pytest.raises(TypeError, match="parts of the model itself"):
+        Network(model)
+    assert all(module.training for module in model.modules())
+
+
+def test_backward_hooks_do_not_get_in_the_way():
+    model = mlp()
+    X = torch.randn(4, 3, dtype=torch.float64)
+    _, J = reference.jacobian(model, X)
+    model[0].register_full_backward_hook(lambda module, grad_input, grad_output: None)
+    np.testing.assert_allclose(Network(model).gradients(X)[1].rows(), J, atol=1e-12)
+    assert len(model[0]._backward_hooks) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, within torch.compile
+def test_wrappers_are_looked_through():
+    model = mlp()
+    assert Network(nn.DataParallel(model)).n_parameters == 41
+    assert Network(torch.compile(model)).n_parameters == 41
+
+
 def test_rows_of_the_wrong_shape_are_refused_with_the_networks_own_words(model):
     with pytest.raises(ValueError, match=r"batch of shape \(2, 4\)"):
         Network(model).check(torch.randn(5, 4))
@@ -263,6 +374,7 @@ def test_what_torch_func_cannot_do_is_said(network):
         Network(network()).gradients(torch.randn(5, 3))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Initializing zero-element")
 def test_models_that_cannot_be_used_are_refused():
     with pytest.raises(TypeError, match=r"torch\.nn\.Module, got function"):
         Network(lambda x: x)
@@ -272,6 +384,12 @@ def test_models_that_cannot_be_used_are_refused():
         Network(nn.ReLU())
     with pytest.raises(TypeError, match="bfloat16"):
         Network(mlp().bfloat16())
+    with pytest.raises(TypeError, match="meta device"):
+        Network(mlp().to("meta"))
+    with pytest.raises(ValueError, match="no elements"):
+        Network(nn.Linear(0, 0))
+    with pytest.raises(TypeError, match="TorchScript"):
+        Network(torch.jit.trace(mlp(), torch.randn(2, 3, dtype=torch.float64)))
     uncopyable = mlp()
     uncopyable.lock = threading.Lock()
     with pytest.raises(TypeError, match="could not be copied"):

@@ -215,6 +215,33 @@ def test_eight_threads_predict_what_one_does(data):
     assert wrong == []
 
 
+@pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+@pytest.mark.parametrize("engine", ENGINES, ids=repr)
+def test_the_callers_context_does_not_matter(data, engine, context):
+    model = mlp(dtype=torch.float32)
+    X, y = data[0].float(), data[1].float()
+    outside = fitted(model, (X, y), covariance=engine)
+    with context():
+        inside = fitted(model, (X, y), covariance=engine)
+        assert torch.equal(inside.predict(X).lower, outside.predict(X).lower)
+        assert torch.equal(inside.leverage(X), outside.leverage(X))
+    assert torch.equal(inside.variance(X), outside.variance(X))
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=repr)
+def test_a_model_that_has_changed_its_shape_or_precision_since_fit_is_noticed(data, engine):
+    model = mlp(dtype=torch.float32)
+    band = fitted(model, data, covariance=engine)
+    model.double()
+    with pytest.warns(DeltabandWarning, match="weights have changed"):
+        band.predict(data[0])
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="17 trainable parameters now and had 41 at fit"):
+        band.predict(data[0])
+
+
 def test_changed_weights_are_noticed_and_named(model, data):
     band = fitted(model, data)
     with torch.no_grad():
@@ -288,7 +315,7 @@ def test_a_stream_without_a_length_needs_n_rows_only_where_damping_is_needed_whi
     with pytest.raises(ValueError, match="n_rows="):
         band.fit(stream())
     assert band.fit(stream(), n_rows=80).damping_ == pytest.approx(0.4)
-    with pytest.raises(ValueError, match="n_rows=79 was given, but the data held 80"):
+    with pytest.raises(ValueError, match="79 rows were announced but 80 came: give n_rows=80"):
         band.fit(stream(), n_rows=79)
     PredictionIntervals(model, damping=1.0, covariance=ImportantDirections(40)).fit(stream())
     with pytest.raises(ValueError, match="needs λ from the first row on: give weight_decay or damping"):
@@ -304,9 +331,11 @@ def test_a_loader_that_announces_the_wrong_length_is_caught(model, data):
             return iter(range(50))
 
     loader = DataLoader(TensorDataset(*data), batch_size=10, sampler=Short())
-    with pytest.raises(ValueError, match="60 rows were announced but 50 came"):
-        PredictionIntervals(model, weight_decay=1e-2, covariance=ImportantDirections(40)).fit(loader)
-    assert PredictionIntervals(model, weight_decay=1e-2).fit(loader).damping_ == pytest.approx(0.25)
+    for engine in (Exact(), ImportantDirections(40)):
+        band = PredictionIntervals(model, weight_decay=1e-2, covariance=engine)
+        with pytest.raises(ValueError, match="60 rows were announced but 50 came"):
+            band.fit(loader)
+        assert band.fit(loader, n_rows=50).damping_ == pytest.approx(0.25)
 
 
 # --- warnings
@@ -336,11 +365,14 @@ def test_no_degrees_of_freedom_is_a_warning_at_fit_and_an_error_at_predict():
         band.predict(X)
 
 
-def test_a_rank_that_misses_much_is_warned_about(data):
-    model = mlp(hidden=30)
-    X, y = regression(300)
+@pytest.mark.parametrize("n", [300, 5000])
+@pytest.mark.parametrize("rank", [1, 5])
+def test_a_rank_that_misses_much_is_warned_about(n, rank):
+    X, y = regression(n)
     with pytest.warns(DeltabandWarning, match="may miss up to"):
-        PredictionIntervals(model, damping=0.5, covariance=RobustFrequentDirections(5)).fit(X, y)
+        band = PredictionIntervals(mlp(hidden=30), damping=0.5, covariance=RobustFrequentDirections(rank)).fit(X, y)
+    assert band.error_bound_ > 0
+    assert fitted(mlp(hidden=30), (X, y)).error_bound_ == 0
 
 
 # --- bad input
@@ -362,6 +394,14 @@ def test_a_rank_that_misses_much_is_warned_about(data):
         ({"covariance": "exact"}, TypeError, "covariance must be 'auto' or an engine"),
         ({"covariance": Exact}, TypeError, "covariance must be 'auto' or an engine"),
         ({"covariance": None}, TypeError, "covariance must be 'auto' or an engine"),
+        ({"covariance": {}}, TypeError, "covariance must be 'auto' or an engine"),
+        ({"weight_decay": "0.001"}, TypeError, "weight_decay must be a number"),
+        ({"weight_decay": 1e-2, "loss": ["mean"]}, ValueError, "squared errors"),
+        (
+            {"weight_decay": 1e-2, "loss": "sum", "batch_size": float("inf")},
+            ValueError,
+            "batch_size must be a positive",
+        ),
     ],
 )
 def test_bad_settings_are_refused_at_once(model, settings, error, message):
@@ -487,9 +527,9 @@ def test_a_model_that_fails_in_the_middle_of_a_fit_comes_back_as_it_was(data):
 def test_auto_is_exact_where_it_fits_and_a_sketch_where_it_does_not(model, data, monkeypatch):
     assert "exact, primal" in fitted(model, data).summary()
     assert "exact, dual" in fitted(model, regression(30)).summary()
-    monkeypatch.setattr("deltaband.covariance.choose.free_memory", lambda: 16000.0)
+    monkeypatch.setattr("deltaband.covariance.choose.free_memory", lambda: 20000.0)
     with pytest.warns(DeltabandWarning, match="may miss"):
-        assert "RobustFrequentDirections, rank 6" in fitted(model, data).summary()
+        assert "RobustFrequentDirections, rank 5" in fitted(model, data).summary()
 
 
 def test_importing_deltaband_loads_torch_and_numpy_and_nothing_else_heavy():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 # The factor of n·weight_decay, for coupled weight decay. The optimiser adds wd·w to the gradient of the loss, so the
@@ -23,14 +24,14 @@ class Damping:
     def __post_init__(self) -> None:
         if self.weight_decay is not None and self.damping is not None:
             raise ValueError("give weight_decay or damping, not both: damping = λ is what weight_decay is turned into")
-        if self.loss not in FACTORS:
+        if not isinstance(self.loss, str) or self.loss not in FACTORS:
             raise ValueError(
                 f"loss must be one of {', '.join(map(repr, FACTORS))} (of squared errors), got {self.loss!r}; other "
                 "losses are not covered by the formula"
             )
         if (self.loss == "sum") != (self.batch_size is not None):
             raise ValueError("batch_size goes with loss='sum', where λ = n·weight_decay/(2·batch_size), and only there")
-        if self.batch_size is not None and not (self.batch_size >= 1 and int(self.batch_size) == self.batch_size):
+        if self.batch_size is not None and not (isinstance(self.batch_size, Integral) and self.batch_size >= 1):
             raise ValueError(f"batch_size must be a positive whole number, got {self.batch_size!r}")
         for name in ("weight_decay", "damping"):
             _check_non_negative(getattr(self, name), name)
@@ -41,7 +42,7 @@ class Damping:
             return float(self.damping)
         if self.weight_decay is None or n_rows is None:
             return None
-        return n_rows * self.weight_decay * FACTORS[self.loss] / (self.batch_size or 1)
+        return n_rows * float(self.weight_decay) * FACTORS[self.loss] / (self.batch_size or 1)
 
     def __str__(self) -> str:
         if self.damping is not None:
@@ -55,9 +56,7 @@ class Damping:
 def _check_non_negative(value: Any, name: str) -> None:
     if value is None:
         return
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
-    if not (math.isfinite(number) and number >= 0):
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(value) and float(value) >= 0):
         raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")

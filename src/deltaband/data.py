@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,26 +21,27 @@ class Batches:
     source: Iterable[Any]
     n_rows: int | None
 
-    def chunks(self, rows: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """`(x, y, index of the first row)`, `rows` rows at a time.
+    def chunks(self, rows_at_once: Callable[[Tensor], int]) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """`(x, y, index of the first row)`, as many rows at a time as `rows_at_once` says, looking at the first batch.
 
         Small batches are put together, large ones are cut; batches whose rows differ in shape are not mixed.
         """
-        done = 0
+        done = waiting = rows = 0
         pending: list[tuple[Tensor, Tensor]] = []
         for x, y in self._checked():
+            rows = rows or rows_at_once(x)
             if pending and (x.shape[1:], x.dtype) != (pending[0][0].shape[1:], pending[0][0].dtype):
                 yield *_join(pending), done
-                done += _count(pending)
-                pending = []
+                done, waiting, pending = done + waiting, 0, []
             pending.append((x, y))
-            if _count(pending) >= rows:
+            waiting += len(x)
+            if waiting >= rows:
                 x, y = _join(pending)
-                whole = len(x) - len(x) % rows
+                whole = waiting - waiting % rows
                 for start in range(0, whole, rows):
                     yield x[start : start + rows], y[start : start + rows], done + start
-                done += whole
-                pending = [(x[whole:], y[whole:])] if whole < len(x) else []
+                done, waiting = done + whole, waiting - whole
+                pending = [(x[whole:], y[whole:])] if waiting else []
         if pending:
             yield *_join(pending), done
 
@@ -74,18 +75,21 @@ def read(data: Any, y: Any = None, n_rows: int | None = None) -> Batches:
         check_finite(X, "inputs")
         check_finite(y, "targets")
         source = [(X[i : i + BATCH_ROWS], y[i : i + BATCH_ROWS]) for i in range(0, len(X), BATCH_ROWS)]
-        return Batches(source, _agreed(n_rows, len(X)))
+        if n_rows is not None and n_rows != len(X):
+            raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
+        return Batches(source, len(X))
     if isinstance(data, Tensor | np.ndarray) or hasattr(data, "__array__"):
         raise TypeError("targets are missing: call fit(X, y), or fit(loader) with a loader of (x, y) batches")
     if isinstance(data, IterableDataset):
         raise TypeError("an IterableDataset must be wrapped: fit(DataLoader(dataset, batch_size=...))")
     if isinstance(data, Dataset):
+        if not hasattr(data, "__len__"):
+            raise TypeError("a Dataset must have a length: define __len__, or pass a loader of (x, y) batches")
         data = DataLoader(data, batch_size=BATCH_ROWS)
     if isinstance(data, DataLoader):
-        return Batches(data, _agreed(n_rows, _loader_rows(data)))
+        return Batches(data, n_rows or _loader_rows(data))
     if isinstance(data, list):
-        known = sum(len(b[0]) for b in data if isinstance(b, tuple | list) and len(b) == 2 and hasattr(b[0], "__len__"))
-        return Batches(data, _agreed(n_rows, known))
+        return Batches(data, n_rows or sum(_length(batch) for batch in data))
     if not isinstance(data, Iterable):
         raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {_describe(data)}")
     return Batches(data, n_rows)
@@ -96,11 +100,13 @@ def inputs(x: Any) -> Tensor:
     if isinstance(x, Tensor):
         tensor = x.detach()
     elif isinstance(x, np.ndarray) or hasattr(x, "__array__"):
-        tensor = _from_numpy(np.asarray(x), "inputs")
+        tensor = _from_numpy(np.asanyarray(x), "inputs")
     else:
         raise TypeError(f"inputs must be a tensor or a NumPy array, got {_describe(x)}")
     if tensor.ndim == 0:
         raise ValueError("inputs must have one row per example, got a single number")
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise TypeError(f"inputs must be an ordinary tensor, got {tensor.layout} on {tensor.device}")
     if tensor.is_complex():
         raise TypeError("inputs must be real, got complex numbers")
     return tensor
@@ -111,7 +117,7 @@ def targets(y: Any) -> Tensor:  # (n,) float64
     if isinstance(y, Tensor):
         tensor = y.detach()
     elif isinstance(y, np.ndarray | list) or hasattr(y, "__array__"):
-        tensor = _from_numpy(np.asarray(y), "targets")
+        tensor = _from_numpy(np.asanyarray(y), "targets")
     else:
         raise TypeError(f"targets must be a tensor or a NumPy array, got {_describe(y)}")
     if tensor.is_complex():
@@ -128,24 +134,26 @@ def check_pair(x: Tensor, y: Tensor) -> None:
         raise ValueError(f"inputs and targets must have as many rows: {len(x)} inputs, {len(y)} targets")
 
 
-def check_finite(values: Tensor, what: str, first_row: int = 0) -> None:
+def check_finite(values: Tensor, what: str, first_row: int = 0, advice: str = "remove or impute such rows") -> None:
     """Raise if a row holds NaN or inf, and name the first."""
     if not values.is_floating_point() or bool(torch.isfinite(values).all()):
         return
     bad = ~torch.isfinite(values.reshape(len(values), -1)).all(dim=1)
     row = int(bad.nonzero()[0])
     kind = "NaN" if bool(torch.isnan(values[row]).any()) else "an infinite value"
-    raise ValueError(f"{what} hold {kind} in row {first_row + row}; remove or impute such rows")
+    raise ValueError(f"{what} hold {kind} in row {first_row + row}; {advice}")
 
 
 def _from_numpy(array: np.ndarray, what: str) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{what} must not be masked: remove the masked rows first")
     if array.dtype.kind not in "fiub":
-        raise TypeError(f"{what} must be numbers, got an array of dtype {array.dtype}")
+        raise TypeError(f"{what} must be numbers, got an array of dtype {array.dtype}; try .astype(float)")
     if array.dtype == np.longdouble and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
         array = np.array(array, dtype=array.dtype.newbyteorder("="))
-    return torch.from_numpy(array)
+    return torch.from_numpy(np.asarray(array))
 
 
 def _loader_rows(loader: DataLoader[Any]) -> int | None:
@@ -158,20 +166,17 @@ def _loader_rows(loader: DataLoader[Any]) -> int | None:
         return None
 
 
-def _agreed(given: int | None, known: int | None) -> int | None:
-    if given is not None and known is not None and given != known:
-        raise ValueError(f"n_rows={given} was given, but the data hold {known} rows")
-    return known if given is None else given
+def _length(batch: Any) -> int:
+    """Rows of one batch; 0 for what will be refused when its turn comes."""
+    x = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+    shape: tuple[int, ...] = getattr(x, "shape", ())
+    return int(shape[0]) if shape else 0
 
 
 def _join(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     if len(pairs) == 1:
         return pairs[0]
     return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-
-
-def _count(pairs: list[tuple[Tensor, Tensor]]) -> int:
-    return sum(len(y) for _, y in pairs)
 
 
 def _describe(value: object) -> str:

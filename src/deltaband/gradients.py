@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 # A chunk of rows that fits the processor's cache is two to three times faster to make than one that does not, but
 # a handful of rows wastes the matrix products that follow.
-CHUNK_BYTES = 16 * 2**20
+CHUNK_BYTES = 8 * 2**20
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_LEAST = 64
 CHUNK_ROWS_AT_MOST = 4096
@@ -41,21 +43,20 @@ class GradientBatch:
     def n_parameters(self) -> int:
         return self.blocks[0].shape[1]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(block.nbytes for block in self.blocks)
-
     def rows(self) -> Tensor:  # (b, p)
         return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks)
 
-    def squared_norms(self) -> Tensor:  # (b,) float64
-        norms = [torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) for block in self.blocks]
-        return torch.cat(norms).square()
+    @cached_property
+    def squared_norms(self) -> np.ndarray:  # (b,) float64
+        return (
+            np.concatenate([torch.linalg.vector_norm(block.cpu(), dim=1, dtype=torch.float64) for block in self.blocks])
+            ** 2
+        )
 
     def columns(self, width: int) -> Iterator[np.ndarray]:
         """All rows in float64, some columns at a time: (b, ≤ width)."""
         for start in range(0, self.n_parameters, width):
-            yield torch.cat([block[:, start : start + width].double().cpu() for block in self.blocks]).numpy()
+            yield torch.cat([block[:, start : start + width].cpu().double() for block in self.blocks]).numpy()
 
     def inner(self, other: GradientBatch) -> np.ndarray:
         """Inner products in float64: equals `self.rows() @ other.rows().T`."""  # (b, b')
@@ -93,34 +94,62 @@ class Network:
                 )
         tensors = list(self.parameters.values())
         self.n_parameters = sum(w.numel() for w in tensors)
+        if self.n_parameters == 0:
+            raise ValueError("the model's trainable parameters have no elements")
+        if any(w.device.type == "meta" for w in tensors):
+            raise TypeError("the model is on the meta device and has no weights: load them first")
         self.device = tensors[0].device
         self.dtype = tensors[0].dtype
         for w in tensors:
             self.dtype = torch.promote_types(self.dtype, w.dtype)
         self._row_gradients = vmap(grad_and_value(self._output), in_dims=(None, 0))
 
-    @property
-    def chunk_rows(self) -> int:
-        """How many rows of J are made at once."""
-        row_bytes = self.n_parameters * self.dtype.itemsize
+    def prepare(self, x: Tensor) -> Tensor:
+        """A copy of `x` (a network may work on its input in place), in the network's dtype where it is not integer."""
+        x = x.detach().to(self.device, self.dtype if x.is_floating_point() else None, copy=True)
+        return x.clone() if x.is_inference() else x
+
+    def check(self, x: Tensor) -> int:
+        """How many rows of J fit into one chunk. Raises unless the network gives one real number for each row of `x`.
+
+        Two rows are enough to tell, and to measure what the backward pass will have to remember of each.
+        """
+        x = self.prepare(x[:2])
+        b = len(x)
+        weights = {w.data_ptr() for w in self.twin.parameters()}
+        remembered = 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal remembered
+            remembered += 0 if tensor.data_ptr() in weights else tensor.nbytes
+            return tensor
+
+        with plain_autograd(self.device), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            try:
+                y = self.twin(x.clone())
+            except Exception as error:
+                hint = "" if x.is_floating_point() else "; if these are not indices of an Embedding, pass x.float()"
+                raise ValueError(
+                    f"the network could not be evaluated on a batch of shape {tuple(x.shape)} and {x.dtype}: "
+                    f"{error}{hint}"
+                ) from error
+        self._check_output(y, b)
+        if b > 1:
+            with plain_autograd(self.device), torch.no_grad():
+                try:
+                    alone = self.twin(x[:1].clone()).reshape(-1)[0]
+                except Exception as error:
+                    raise ValueError(f"the network could not be evaluated on a single row: {error}") from error
+            if not torch.isclose(y.detach().reshape(-1)[0], alone, rtol=1e-3, atol=1e-5, equal_nan=True):
+                raise ValueError(
+                    "the network's output for a row depends on the other rows of the batch, or changes from call to "
+                    f"call ({alone.item():.4g} alone, {y.reshape(-1)[0].item():.4g} in a batch): not supported"
+                )
+        row_bytes = self.n_parameters * self.dtype.itemsize + 2 * remembered // b
         fewest = max(1, min(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES_AT_MOST // row_bytes))
         return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """`x` on the network's device and, where it is floating point, in the network's dtype."""
-        x = x.to(self.device, self.dtype) if x.is_floating_point() else x.to(self.device)
-        return x.clone() if x.is_inference() else x.detach()
-
-    def check(self, x: Tensor) -> None:
-        """Raise unless the network gives one real number for each row of `x`; two rows are enough to tell."""
-        x = self.prepare(x[:2])
-        with _plain_autograd(self.device), torch.no_grad():
-            try:
-                y = self.twin(x)
-            except Exception as error:
-                raise ValueError(
-                    f"the network could not be evaluated on a batch of shape {tuple(x.shape)} and {x.dtype}: {error}"
-                ) from error
+    def _check_output(self, y: Any, b: int) -> None:
         if not isinstance(y, Tensor):
             raise TypeError(
                 f"the network must return one tensor, got {type(y).__name__}; a network that returns its own variance "
@@ -128,7 +157,6 @@ class Network:
             )
         if not y.is_floating_point():
             raise TypeError(f"the network must return real numbers, got {y.dtype}")
-        b = len(x)
         if y.ndim == 2 and len(y) == b and y.shape[1] > 1:
             raise ValueError(
                 f"the network returns {y.shape[1]} outputs a row: several outputs, or an output with its own variance, "
@@ -142,46 +170,66 @@ class Network:
     def gradients(self, x: Tensor) -> tuple[Tensor, GradientBatch]:
         """Outputs (b,) and gradients (b × p) of the rows of `x`, from one forward and one backward pass."""
         x = self.prepare(x)
-        with _plain_autograd(self.device):
+        with plain_autograd(self.device):
             try:
                 by_name, outputs = self._row_gradients(self.parameters, x)
-            except RuntimeError as error:
+            except Exception as error:
                 raise TypeError(
-                    "torch.func could not compute per-row gradients of this network (layers such as nn.GRU, or "
-                    f"random numbers in forward, are not supported yet): {error}"
+                    "torch.func could not compute per-row gradients of this network (layers such as nn.GRU, "
+                    "branches that depend on the data, random numbers or state written in forward are not supported "
+                    f"yet): {error}"
                 ) from error
             rows = torch.cat([g.reshape(len(x), -1).to(self.dtype) for g in by_name.values()], dim=1)
+        if outputs.requires_grad or rows.requires_grad:
+            raise TypeError(
+                "some weights are reached past the module tree (a lambda or a list that holds a layer or a parameter), "
+                "so their gradients would be missing: register them as submodules or parameters"
+            )
         return outputs, GradientBatch((rows,))
 
     def fingerprint(self) -> dict[str, str]:
-        """A digest of each parameter and buffer: two equal fingerprints mean equal predictions."""
+        """A digest of each parameter and buffer, what is trainable, and the types of the modules."""
         state = {**dict(self.twin.named_parameters()), **dict(self.twin.named_buffers())}
-        return {name: _digest(tensor) for name, tensor in state.items()}
+        kinds = {f"module {name!r}": type(module).__qualname__ for name, module in self.twin.named_modules()}
+        return {name: _digest(tensor) for name, tensor in state.items()} | kinds
 
     def _output(self, parameters: dict[str, Tensor], row: Tensor) -> Tensor:
         return functional_call(self.twin, parameters, (row.unsqueeze(0),)).reshape(())
 
 
 def _twin(model: nn.Module) -> nn.Module:
-    """A copy of the module tree, in eval mode, around the very same tensors."""
+    """A copy of the module tree, in eval mode, around the very same parameters.
+
+    Buffers are copied too: a forward pass may write to them.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("a TorchScript module cannot be differentiated row by row: pass the original nn.Module")
     model = getattr(model, "_orig_mod", model)  # torch.compile wraps the module it was given
-    shared: dict[int, object] = {}
+    model = model.module if isinstance(model, nn.DataParallel) else model
+    shared: dict[int, object] = {id(w): w for w in model.parameters()}
     for module in model.modules():
-        for holder in (module._parameters, module._buffers, vars(module)):
-            shared |= {id(value): value for value in holder.values() if isinstance(value, Tensor)}
+        for value in vars(module).values():
+            # old-style weight_norm keeps a computed weight, which cannot be copied; arrays are data, not state
+            if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and not value.is_leaf):
+                shared[id(value)] = value
     try:
-        return copy.deepcopy(model, shared).eval()
+        twin = copy.deepcopy(model, shared)
     except Exception as error:
         raise TypeError(f"the model could not be copied with copy.deepcopy, which deltaband needs: {error}") from error
+    if {id(module) for module in model.modules()} & {id(module) for module in twin.modules()}:
+        raise TypeError("copy.deepcopy of the model returns parts of the model itself: deltaband would change them")
+    twin.eval()
+    for module in twin.modules():  # torch.func has no use for them, and stumbles
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+    return twin
 
 
 @contextmanager
-def _plain_autograd(device: torch.device) -> Iterator[None]:
-    """Gradients as in training, whatever context the caller is in (inference mode, autocast)."""
+def plain_autograd(device: torch.device) -> Iterator[None]:
+    """Arithmetic as written, whatever context the caller is in (inference mode, no_grad, autocast)."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -191,6 +239,6 @@ def _plain_autograd(device: torch.device) -> Iterator[None]:
 
 
 def _digest(tensor: Tensor) -> str:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    shape = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
-    return hashlib.blake2b(shape + raw.tobytes(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode(), digest_size=16)
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

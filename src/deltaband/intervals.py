@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import data as reading
 from .covariance import Covariance, Engine, Spectrum, choose_engine
 from .damping import Damping
-from .gradients import GradientBatch, Network
+from .gradients import GradientBatch, Network, plain_autograd
 from .result import Intervals, like, parse_levels
 from .warning import DeltabandWarning
 
@@ -30,9 +30,7 @@ class NotFittedError(ValueError, AttributeError):
 class _Fit:
     """All that a fit has found out. Set in one piece, so a fit that fails changes nothing."""
 
-    engine: Engine
-    covariance: Covariance | None  # None: no λ was given
-    damping: float | None
+    covariance: Covariance  # without a λ if none was given
     rss: float
     n_rows: int
     n_parameters: int
@@ -40,8 +38,12 @@ class _Fit:
     fingerprint: dict[str, str]
 
     @property
+    def effective_parameters(self) -> float:
+        return math.nan if self.covariance.damping is None else self.covariance.effective_parameters
+
+    @property
     def degrees_of_freedom(self) -> float:
-        return math.nan if self.covariance is None else self.n_rows - self.covariance.effective_parameters
+        return self.n_rows - self.effective_parameters
 
     @property
     def noise_std(self) -> float:
@@ -85,7 +87,8 @@ class PredictionIntervals:
         batch_size: int | None = None,
         covariance: Engine | Literal["auto"] = "auto",
     ) -> None:
-        if isinstance(covariance, type) or not (covariance == "auto" or hasattr(covariance, "update")):
+        known = covariance == "auto" if isinstance(covariance, str) else hasattr(covariance, "finalise")
+        if isinstance(covariance, type) or not known:
             raise TypeError(f"covariance must be 'auto' or an engine such as Exact(), got {covariance!r}")
         Network(model)  # whatever is wrong with the model is said now
         self.model = model
@@ -101,38 +104,31 @@ class PredictionIntervals:
         """
         network = Network(self.model)
         batches = reading.read(data, y, n_rows)
-        engine, damping = self._engine(batches.n_rows, network)
+        engine = self._engine(batches.n_rows, network)
         fingerprint = network.fingerprint()
         rss, count, energy = 0.0, 0, 0.0
 
         from tqdm.auto import tqdm
 
-        # the bar stays away where the work is done within a second
-        with tqdm(
-            total=batches.n_rows, desc="deltaband", unit=" rows", delay=1, leave=False, disable=not progress
-        ) as bar:
-            for x, targets, first in batches.chunks(network.chunk_rows):
-                if count == 0:
-                    network.check(x)
+        # the bar stays away where the work is done within two seconds
+        bar = tqdm(total=batches.n_rows, desc="deltaband", unit=" rows", delay=2, leave=False, disable=not progress)
+        with plain_autograd(network.device), bar:
+            for x, targets, first in batches.chunks(network.check):
                 outputs, gradients = _checked_gradients(network, x, first)
                 engine.update(gradients)
                 rss += float((targets - outputs.cpu().double()).square().sum())
-                energy += float(gradients.squared_norms().sum())
+                energy += float(gradients.squared_norms.sum())
                 count += len(x)
                 bar.update(len(x))
 
         if count == 0:
-            raise ValueError("the training data are empty: there must be at least one row")
+            raise ValueError("the training data are empty (a generator can be read only once): give at least one row")
         if energy == 0.0:
             raise ValueError("the network's output does not depend on any trainable parameter: all gradients are zero")
-        if n_rows is not None and count != n_rows:
-            raise ValueError(f"n_rows={n_rows} was given, but the data held {count} rows")
-        if not engine.needs_damping:
-            damping = self._damping.at(count)
-        elif damping != self._damping.at(count):
+        if batches.n_rows is not None and count != batches.n_rows:
             raise ValueError(f"{batches.n_rows} rows were announced but {count} came: give n_rows={count}")
-        covariance = None if damping is None else engine.finalise(damping)
-        self._fit = _Fit(engine, covariance, damping, rss, count, network.n_parameters, network.dtype, fingerprint)
+        covariance = engine.finalise(self._damping.at(count))
+        self._fit = _Fit(covariance, rss, count, network.n_parameters, network.dtype, fingerprint)
         self._warn(self._fit)
         return self
 
@@ -192,7 +188,7 @@ class PredictionIntervals:
     @property
     def damping_(self) -> float | None:
         """λ; None where neither weight_decay nor damping was given."""
-        return self._fitted().damping
+        return self._fitted().covariance.damping
 
     @property
     def noise_std_(self) -> float:
@@ -202,8 +198,12 @@ class PredictionIntervals:
     @property
     def effective_parameters_(self) -> float:
         """p*; NaN where λ is not known."""
-        covariance = self._fitted().covariance
-        return math.nan if covariance is None else covariance.effective_parameters
+        return self._fitted().effective_parameters
+
+    @property
+    def error_bound_(self) -> float:
+        """‖JᵀJ − what a sketch holds of it‖₂ is at most this; 0 for `Exact`."""
+        return self._fitted().covariance.error_bound
 
     @property
     def n_rows_(self) -> int:
@@ -223,16 +223,13 @@ class PredictionIntervals:
             ("training rows", f"{fit.n_rows:,} (n)"),
             ("training RMSE", f"{math.sqrt(fit.rss / fit.n_rows):.4g}"),
         ]
-        if fit.covariance is None:
-            rows.append(("damping λ", "not given: predict needs weight_decay, damping or a calibration"))
+        rows.append(("covariance", fit.covariance.describe()))
+        if fit.covariance.damping is None:
+            rows.append(("damping λ", "not given: predict needs weight_decay or damping"))
         else:
             rows += [
-                ("covariance", fit.covariance.describe()),
-                ("damping λ", f"{fit.damping:.4g} ({self._damping})"),
-                (
-                    "effective p*",
-                    f"{self.effective_parameters_:.1f} ({self.effective_parameters_ / fit.n_rows:.0%} of n)",
-                ),
+                ("damping λ", f"{fit.covariance.damping:.4g} ({self._damping})"),
+                ("effective p*", f"{fit.effective_parameters:.1f} ({fit.effective_parameters / fit.n_rows:.0%} of n)"),
                 ("degrees of freedom", f"{fit.degrees_of_freedom:.1f} (n − p*)"),
                 ("noise std s", f"{fit.noise_std:.4g}"),
             ]
@@ -243,8 +240,8 @@ class PredictionIntervals:
             return self.summary()
         return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.covariance!r}), not fitted"
 
-    def _engine(self, n_rows: int | None, network: Network) -> tuple[Engine, float | None]:
-        """A fresh accumulator, and λ where it is known before the first row."""
+    def _engine(self, n_rows: int | None, network: Network) -> Engine:
+        """A fresh accumulator."""
         damping = self._damping.at(n_rows)
         engine = self.covariance
         if isinstance(engine, str):
@@ -258,7 +255,7 @@ class PredictionIntervals:
                     else "λ follows from the number of rows, which this loader does not tell; give fit(..., n_rows=...)"
                 )
             )
-        return engine.start(n_rows=n_rows, damping=damping), damping
+        return engine.start(n_rows=n_rows, damping=damping)
 
     def _ask(self, x: Any, fit: _Fit, question: Callable[[GradientBatch], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Outputs and the covariance's answer for each row of `x`, both (n,) in float64."""
@@ -268,11 +265,12 @@ class PredictionIntervals:
         reading.check_finite(X, "inputs")
         if len(X) == 0:
             return np.zeros(0), np.zeros(0)
-        network.check(X)
         answers = []
-        for first in range(0, len(X), network.chunk_rows):
-            outputs, gradients = _checked_gradients(network, X[first : first + network.chunk_rows], first)
-            answers.append((outputs.double().cpu().numpy(), question(gradients)))
+        with plain_autograd(network.device):
+            rows = network.check(X)
+            for first in range(0, len(X), rows):
+                outputs, gradients = _checked_gradients(network, X[first : first + rows], first)
+                answers.append((outputs.cpu().double().numpy(), question(gradients)))
         return np.concatenate([a for a, _ in answers]), np.concatenate([b for _, b in answers])
 
     def _fitted(self) -> _Fit:
@@ -281,7 +279,7 @@ class PredictionIntervals:
         return self._fit
 
     def _covariance(self, fit: _Fit) -> Covariance:
-        if fit.covariance is None:
+        if fit.covariance.damping is None:
             raise ValueError(
                 "λ is not known: give PredictionIntervals the optimiser's weight_decay= or damping=, and fit again, "
                 "or calibrate on held-out data"
@@ -289,6 +287,11 @@ class PredictionIntervals:
         return fit.covariance
 
     def _compare_weights(self, network: Network, fit: _Fit) -> None:
+        if network.n_parameters != fit.n_parameters:
+            raise ValueError(
+                f"the model has {network.n_parameters:,} trainable parameters now and had {fit.n_parameters:,} at fit: "
+                "call fit again"
+            )
         now = network.fingerprint()
         if now == fit.fingerprint:
             return
@@ -301,30 +304,34 @@ class PredictionIntervals:
         )
 
     def _warn(self, fit: _Fit) -> None:
-        if fit.covariance is None:
+        if fit.covariance.damping is None:
             return
-        n, nu, p_star = fit.n_rows, fit.degrees_of_freedom, fit.covariance.effective_parameters
+        n, nu, p_star = fit.n_rows, fit.degrees_of_freedom, fit.effective_parameters
         missed = fit.covariance.missed_parameters
-        message = None
+        messages = []
         if nu <= 0:
-            message = f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
+            messages.append(
+                f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
+            )
         elif p_star > n / 2 or nu < 10:
-            message = (
+            messages.append(
                 f"the network has p* = {p_star:.1f} effective parameters for n = {n} rows: the formula is unreliable "
                 "here (often far too wide); calibrate on held-out data, or raise the damping if the network was "
                 "trained with more regularisation"
             )
-        elif missed > 0.05 * nu:
-            message = (
+        # More than 5 % of the degrees of freedom shows in s, more than half of p* in q.
+        if missed > min(0.05 * max(nu, 0.0), 0.5 * p_star):
+            messages.append(
                 f"the sketch may miss up to {missed:.0f} effective parameters (it found {p_star:.1f}, n = {n}): "
                 "raise the rank, or use Exact() if memory allows"
             )
-        if message is not None:
+        for message in messages:
             warnings.warn(message, DeltabandWarning, stacklevel=3)
 
 
 def _checked_gradients(network: Network, x: Tensor, first: int) -> tuple[Tensor, GradientBatch]:
     outputs, gradients = network.gradients(x)
-    reading.check_finite(outputs, "the network's outputs", first)
-    reading.check_finite(gradients.squared_norms(), "the network's gradients", first)
+    advice = "look at the scale of that row, and for NaN among the weights"
+    reading.check_finite(outputs, "the network's outputs", first, advice)
+    reading.check_finite(torch.from_numpy(gradients.squared_norms), "the network's gradients", first, advice)
     return outputs, gradients

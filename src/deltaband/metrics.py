@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from . import data as reading
-from .result import Intervals
+from .result import Intervals, to_numpy
 
 
 def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -78,8 +79,10 @@ class _Rows(NamedTuple):
 
 
 def _read(y: Any, intervals: Intervals) -> _Rows:
+    if not isinstance(intervals, Intervals):
+        raise TypeError(f"expected Intervals, as predict returns them, got {type(intervals).__name__}")
     targets = reading.targets(y)
-    mean, lower, upper = (_array(part) for part in intervals)
+    mean, lower, upper = (np.atleast_1d(to_numpy(part)) for part in intervals)
     n = len(targets)
     if n == 0:
         raise ValueError("there are no rows to judge the intervals by")
@@ -93,9 +96,9 @@ def _read(y: Any, intervals: Intervals) -> _Rows:
     reading.check_finite(targets, "targets")
     if any(np.isnan(part).any() for part in (mean, lower, upper)):
         raise ValueError("the intervals hold NaN")
-    eps = np.finfo(lower.dtype if lower.dtype.kind == "f" else np.float64).eps
+    eps = _eps(intervals.lower)
     return _Rows(
-        _columns(targets.numpy()), _columns(mean), _columns(lower), _columns(upper), float(eps), several=lower.ndim == 2
+        _columns(targets.numpy()), _columns(mean), _columns(lower), _columns(upper), eps, several=lower.ndim == 2
     )
 
 
@@ -113,9 +116,12 @@ def _is_constant(difference: np.ndarray, a: np.ndarray, b: np.ndarray, eps: floa
     return bool(np.ptp(difference) <= 4 * eps * max(np.abs(a).max(), np.abs(b).max()))
 
 
-def _array(values: Any) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.atleast_1d(np.asarray(values))
-
-
 def _columns(values: np.ndarray) -> np.ndarray:  # (n,) or (n, levels) -> (n, levels)
-    return values.reshape(len(values), -1).astype(np.float64)
+    return values.reshape(len(values), -1)
+
+
+def _eps(values: Any) -> float:
+    if isinstance(values, Tensor):
+        return torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
+    dtype = np.asarray(values).dtype
+    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0

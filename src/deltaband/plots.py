@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from .covariance import Spectrum
 from .metrics import coverage
-from .result import Intervals
+from .result import Intervals, to_numpy
 
 if TYPE_CHECKING:  # matplotlib is an extra, loaded when there is something to draw
     from matplotlib.axes import Axes
@@ -37,7 +36,7 @@ def band(
     if len(inputs) != len(mean):
         raise ValueError(f"x and intervals must have as many rows: {len(inputs)} inputs, {len(mean)} intervals")
     order = np.argsort(inputs, kind="stable")
-    lower, upper = (_array(bound).reshape(len(mean), -1)[order] for bound in (intervals.lower, intervals.upper))
+    lower, upper = (to_numpy(bound).reshape(len(mean), -1)[order] for bound in (intervals.lower, intervals.upper))
     names = _names(intervals, lower.shape[1])
     outside_in = np.argsort(-(upper - lower).mean(axis=0), kind="stable")
     shades = np.linspace(LIGHTEST, DARKEST, len(names)) if len(names) > 1 else [LIGHTEST]
@@ -99,6 +98,8 @@ def spectra(approximate: Spectrum, exact: Spectrum | None = None, *, ax: Axes | 
     A sketch may leave out the largest singular values: its lines begin at the index of the exact singular value that
     is nearest to its first.
     """
+    if len(approximate.singular_values) == 0:
+        raise ValueError("the spectrum is empty: the sketch holds no directions")
     curves = [(approximate, 1, "-", "")]
     if exact is not None:
         first = 1 + int(np.abs(exact.singular_values - approximate.singular_values[0]).argmin())
@@ -142,19 +143,17 @@ def _names(intervals: Intervals, count: int) -> list[str]:
 
 def _curve(x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     x, y = _column(x, "truth"), _column(y, "truth")
+    if len(x) != len(y):
+        raise ValueError(f"truth must be as many x as y, got {len(x)} and {len(y)}")
     order = np.argsort(x, kind="stable")
     return x[order], y[order]
 
 
 def _column(values: Any, name: str) -> np.ndarray:  # (n,) or (n, 1) -> (n,)
-    array = _array(values)
-    if array.size != len(array):
-        raise ValueError(f"{name} must have shape (n,) or (n, 1), got {array.shape}")
+    array = to_numpy(values)
+    if array.ndim == 0 or array.size == 0 or array.size != len(array):
+        raise ValueError(f"{name} must have shape (n,) or (n, 1) with at least one row, got {array.shape}")
     return array.reshape(-1)
-
-
-def _array(values: Any) -> np.ndarray:
-    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
 
 
 def _tint(colour: str, strength: float) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Intervals:
     """Predictions with their bounds, one row per input; with a list of levels the bounds have one column a level.
 
@@ -22,6 +22,10 @@ class Intervals:
     lower: Any  # (n,) or (n, levels)
     upper: Any  # (n,) or (n, levels)
     level: float | tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.level is not None:
+            parse_levels(self.level)
 
     @property
     def width(self) -> Any:
@@ -43,6 +47,11 @@ def parse_levels(level: float | Sequence[float]) -> tuple[float, ...]:
     if not levels or not all(0.0 < value < 1.0 for value in levels):
         raise ValueError(f"level must be between 0 and 1, exclusive (0.95 for 95 %), got {level!r}")
     return levels
+
+
+def to_numpy(values: Any) -> np.ndarray:
+    """Arrays, tensors and lists alike, in float64."""
+    return np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=np.float64)
 
 
 def like(x: Any, values: np.ndarray, dtype: torch.dtype) -> Any:

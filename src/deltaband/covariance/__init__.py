@@ -2,8 +2,9 @@
 
 from .choose import choose_engine
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
-from .engine import Covariance, Engine, Spectrum
+from .engine import Covariance, Engine
 from .exact import Exact
+from .spectral import SpectralCovariance, Spectrum
 
 __all__ = [
     "Covariance",
@@ -12,6 +13,7 @@ __all__ = [
     "FrequentDirections",
     "ImportantDirections",
     "RobustFrequentDirections",
+    "SpectralCovariance",
     "Spectrum",
     "choose_engine",
     "importance",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy import linalg
 from scipy.linalg import blas, lapack
 
 BLOCK = 256
@@ -27,6 +28,12 @@ def add_outer_gram(M: np.ndarray, X: np.ndarray) -> None:
     _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=1, lower=0, overwrite_c=1), M)
 
 
+def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues (m,) of M, largest first, and eigenvectors (m, m); from the upper triangle, and over it."""
+    e, V = linalg.eigh(M, lower=False, driver="evd", overwrite_a=True, check_finite=False)
+    return np.maximum(e[::-1], 0.0), V[:, ::-1]
+
+
 class DampedGram:
     """A = M + λI for a positive semi-definite M given in an upper triangle; takes the matrix over.
 
@@ -40,7 +47,7 @@ class DampedGram:
         self._matrix = M
         self._diagonal = M.diagonal().copy()
         self._factorise()
-        self.inverse_norm_squared = self._inverse_norm_squared()  # ‖A⁻¹‖²_F
+        self.effective_size = self.size - self._damped_inverse_norm_squared()  # m − ‖λA⁻¹‖²_F
         self._factorise()
 
     def half_solve(self, B: np.ndarray) -> np.ndarray:
@@ -51,12 +58,11 @@ class DampedGram:
         """A⁻¹B from Z = L⁻¹B."""
         return blas.dtrsm(1.0, self._matrix, Z, lower=1, trans_a=1)
 
-    def eigenvalues(self) -> np.ndarray:
-        """Eigenvalues of M, largest first; what rounding made negative is 0."""
-        M = np.triu(self._matrix, 1)
-        M += M.T
+    def gram(self) -> np.ndarray:
+        """A copy of M, in the upper triangle."""
+        M = self._matrix.copy(order="F")
         np.fill_diagonal(M, self._diagonal)
-        return np.maximum(np.linalg.eigvalsh(M)[::-1], 0.0)
+        return M
 
     def _factorise(self) -> None:
         A = self._matrix
@@ -74,15 +80,18 @@ class DampedGram:
         reciprocal_condition, _ = lapack.dpocon(L, norm, uplo="L")
         if reciprocal_condition < self.size * np.finfo(np.float64).eps:
             raise SingularMatrixError(f"its reciprocal condition number is {reciprocal_condition:.1e}")
+        self.rounding = np.finfo(np.float64).eps / reciprocal_condition  # relative, of bᵀA⁻¹b
 
-    def _inverse_norm_squared(self) -> float:
+    def _damped_inverse_norm_squared(self) -> float:
         """By LAPACK's dpotri, over the factor: the caller factorises again."""
         X, info = lapack.dpotri(self._matrix, lower=1, overwrite_c=1)
         if info:
             raise SingularMatrixError(f"the factor has a zero at {info}")
         _check_in_place(X, self._matrix)
-        below = sum(float(X[j + 1 :, j] @ X[j + 1 :, j]) for j in range(self.size))
-        return 2 * below + float(X.diagonal() @ X.diagonal())
+        total = float(np.square(self.damping * X.diagonal()).sum())
+        for j in range(self.size):
+            total += 2 * float(np.square(self.damping * X[j + 1 :, j]).sum())
+        return total
 
 
 def _one_norm(A: np.ndarray) -> float:

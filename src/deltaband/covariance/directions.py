@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..gradients import CHUNK_BYTES, GradientBatch
 from ..warning import DeltabandWarning
-from .engine import Spectrum
+from .spectral import SpectralCovariance, effective
 
 Score = Callable[[np.ndarray, float], np.ndarray]
 
@@ -48,11 +48,13 @@ class _Directions:
     _robust = True
 
     def __init__(self, rank: int | Literal["auto"], score: Score, compress: bool, memory: float) -> None:
-        if rank != "auto" and (isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1):
+        if not (isinstance(rank, str) and rank == "auto") and (
+            isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1
+        ):
             raise ValueError(f"rank must be a positive whole number or 'auto', got {rank!r}")
         if not callable(score):
             raise TypeError(f"score must be a function of (singular values, damping), got {score!r}")
-        if not memory > 0:
+        if not (isinstance(memory, int | float) and 0 < memory < np.inf):
             raise ValueError(f"memory must be a positive number of bytes, got {memory!r}")
         self.rank = rank
         self.score = score
@@ -79,7 +81,7 @@ class _Directions:
     def update(self, gradients: GradientBatch) -> None:
         if self.needs_damping and self._damping is None:
             raise ValueError(f"{type(self).__name__} needs λ before the first row: call start(damping=...)")
-        self._energy += float(gradients.squared_norms().sum())
+        self._energy += float(gradients.squared_norms.sum())
         self._n_rows += len(gradients)
         for block in gradients.blocks:
             self._insert(block)
@@ -94,7 +96,7 @@ class _Directions:
         if other._buffer is not None:
             self._insert(other._buffer[: other._filled])
 
-    def finalise(self, damping: float) -> DirectionsCovariance:
+    def finalise(self, damping: float | None) -> SketchedCovariance:
         if self.needs_damping and damping != self._damping:
             raise ValueError(f"the sketch was made with λ = {self._damping}, not with {damping}")
         if self._buffer is None:
@@ -103,7 +105,7 @@ class _Directions:
         full = min(self._n_rows, p)
         if self.rank != "auto" and self.rank > full:
             warnings.warn(
-                f"rank={self.rank} is larger than min(n, p) = {full}: the sketch is exact at rank {full}, "
+                f"rank={self.rank} is larger than min(n, p) = {full}: rank {full} leaves nothing out, "
                 "and Exact() is cheaper",
                 DeltabandWarning,
                 stacklevel=3,
@@ -112,20 +114,20 @@ class _Directions:
             self._shrink(may_grow=False)
         U, d = _left_singular(self._buffer[: self._filled])
         shift = self._shift if self._robust else 0.0
-        if damping + shift == 0.0 and len(d) < p:
+        if damping == shift == 0.0 and len(d) < p:
             raise ValueError(
                 f"damping 0 needs a regular JᵀJ, but the sketch holds {len(d)} of {p} directions: "
                 "give a positive damping or weight_decay"
             )
-        covariance = DirectionsCovariance(
-            directions=_rotate((U / d).T, self._buffer[: self._filled]),
+        covariance = SketchedCovariance(
+            directions=_rotate_in_float64((U / d).T, self._buffer[: self._filled]),
             squared=d**2,
             shift=shift,
             damping=damping,
+            name=f"{type(self).__name__}, rank {min(self._k, full):,} ({len(d):,} directions held)",
             energy=self._energy,
-            n_rows=self._n_rows,
             lost=self._lost,
-            name=f"{type(self).__name__}, rank {min(self._k, full):,}",
+            full_rank=full,
         )
         self._reset(self._expected_rows, self._damping)
         return covariance
@@ -156,9 +158,10 @@ class _Directions:
         elif may_grow and self._grow(d):
             return
         else:
-            scores = np.asarray(self.score(d, 0.0 if self._damping is None else self._damping))
-            if scores.shape != d.shape or not np.isfinite(scores).all():
+            scores = np.asarray(self.score(d.copy(), 0.0 if self._damping is None else self._damping))
+            if scores.shape != d.shape or scores.dtype.kind not in "fiub" or not np.isfinite(scores).all():
                 raise ValueError("score must return one finite number for each singular value")
+            scores = scores.astype(np.float64)
             order = np.argsort(-scores, kind="stable")
             kept, dropped = order[: self._k], order[self._k :]
             delta = d[kept].min()
@@ -177,8 +180,9 @@ class _Directions:
         return min(int(self.rank), min(self._expected_rows or block.shape[1], block.shape[1]) + 1)
 
     def _largest_rank(self, block: Tensor) -> int:
-        """What `memory` allows: the buffer of 2k rows, and once more while it is rotated."""
-        most = max(1, int(self.memory // (4 * block.shape[1] * block.itemsize)))
+        """What `memory` allows: the buffer of 2k rows and as much while it is rotated, and four (2k)² in float64."""
+        linear, square = 4 * block.shape[1] * block.itemsize, 4 * 4 * 8
+        most = max(1, int((np.sqrt(linear**2 + 4 * square * self.memory) - linear) / (2 * square)))
         return min(most, min(self._expected_rows or block.shape[1], block.shape[1]) + 1)
 
     def _grow(self, d: np.ndarray) -> bool:
@@ -228,77 +232,56 @@ class FrequentDirections(RobustFrequentDirections):
     _robust = False
 
 
-class DirectionsCovariance:
-    """Over the held directions vⱼ, with eⱼ = d²ⱼ + λ':
-
-    q = Σ (vⱼ·g)² eⱼ/(eⱼ+λ)²,  p* = Σ 2hⱼ − h²ⱼ with hⱼ = eⱼ/(eⱼ+λ), as Algorithm 3 has it. The leverage is that of
-    A = BᵀB + (λ'+λ)I in full: h = Σ (vⱼ·g)²/(eⱼ+λ) + (g·g − Σ (vⱼ·g)²)/(λ'+λ).
-    """
+class SketchedCovariance(SpectralCovariance):
+    """Algorithm 3: eⱼ = d²ⱼ + λ' over the held directions, and λ' for all others; with what the sketch has lost."""
 
     def __init__(
         self,
         directions: Tensor,  # (r, p), orthonormal
         squared: np.ndarray,  # (r,) d²
         shift: float,  # λ'
-        damping: float,
-        energy: float,
-        n_rows: int,
-        lost: float,
+        damping: float | None,
         name: str,
+        energy: float,  # ‖J‖²_F
+        lost: float,  # 0 ≤ JᵀJ − BᵀB ≤ lost · I
+        full_rank: int,  # min(n, p)
     ) -> None:
+        super().__init__(squared + shift, damping, name, floor=shift)
         self._V = directions
         self._squared = squared
         self._shift = shift
-        self._name = name
-        self.damping = damping
-        self.effective_parameters = float(_effective(squared + shift, damping).sum())
-        self.missed_parameters = self._missed(energy, lost, min(n_rows, directions.shape[1]) - len(squared))
-        #: ‖JᵀJ − (BᵀB + λ'I)‖₂ is at most this.
+        self._energy = energy
+        self._lost = lost
+        self._unheld = full_rank - len(squared)
         self.error_bound = max(shift, lost - shift)
 
-    def variance(self, g: GradientBatch) -> np.ndarray:
-        e = self._squared + self._shift
-        return self._squared_projections(g) @ (e / (e + self.damping) ** 2)
-
-    def leverage(self, g: GradientBatch) -> np.ndarray:
-        projections = self._squared_projections(g)
-        inside = projections @ (1 / (self._squared + self._shift + self.damping))
-        outside = np.maximum(g.squared_norms().cpu().numpy() - projections.sum(axis=1), 0.0)
-        floor = self._shift + self.damping
-        return inside + outside / floor if floor else inside
-
-    def spectrum(self) -> Spectrum:
-        e = self._squared + self._shift
-        return Spectrum(np.sqrt(e), e / (e + self.damping) ** 2)
-
-    def describe(self) -> str:
-        return f"{self._name} ({len(self._squared):,} directions held)"
-
-    def _missed(self, energy: float, lost: float, unheld: int) -> float:
+    @property
+    def missed_parameters(self) -> float:  # type: ignore[override]
         """The j-th eigenvalue of JᵀJ lies between d²ⱼ and d²ⱼ + lost, and they sum up to the energy ‖J‖²_F.
 
         p* sums f(eigenvalue) with f(e) = 2h − h², which is concave with slope at most 2/λ: two upper bounds.
         """
-        at_most = _effective(self._squared + lost, self.damping).sum() + unheld * _effective(lost, self.damping)
-        if self.damping > 0:
-            tail = max(energy - self._squared.sum(), 0.0)
-            at_most = min(at_most, _effective(self._squared, self.damping).sum() + 2 * tail / self.damping)
+        damping = self._chosen
+        at_most = effective(self._squared + self._lost, damping).sum() + self._unheld * effective(self._lost, damping)
+        if damping > 0:
+            tail = max(self._energy - self._squared.sum(), 0.0)
+            at_most = min(at_most, effective(self._squared, damping).sum() + 2 * tail / damping)
         return max(float(at_most) - self.effective_parameters, 0.0)
 
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)
-        return (g.rows() @ self._V.T).double().cpu().numpy() ** 2
+        return self._projections(g).cpu().double().numpy() ** 2
 
+    def _squared_remainder(self, g: GradientBatch) -> np.ndarray:  # (b,)
+        # As a norm, not as the difference of two: that would lose in float32 all that a small λ brings to light.
+        remainder = g.rows().to(self._V) - self._projections(g) @ self._V
+        return GradientBatch((remainder,)).squared_norms
 
-def _effective(e: Any, damping: float) -> Any:
-    """2h − h² with h = e/(e+λ): what an eigenvalue e of JᵀJ adds to p*."""
-    h = e / (e + damping) if damping > 0 else np.sign(e)
-    return 2 * h - h**2
+    def _projections(self, g: GradientBatch) -> Tensor:  # (b, r)
+        return g.rows().to(self._V) @ self._V.T
 
 
 def _left_singular(B: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """U (m, r) and the r non-zero singular values of B (m, p), largest first, through BBᵀ in float64."""
-    from scipy.linalg import eigh
-
     from . import cholesky
 
     if len(B) == 0:
@@ -306,10 +289,18 @@ def _left_singular(B: Tensor) -> tuple[np.ndarray, np.ndarray]:
     C = cholesky.empty(len(B))
     for columns in GradientBatch((B,)).columns(width=max(1, CHUNK_BYTES // (8 * len(B)))):
         cholesky.add_outer_gram(C, columns)
-    squared, U = eigh(C, lower=False, driver="evd", overwrite_a=True, check_finite=False)
-    squared, U = squared[::-1], U[:, ::-1]
-    r = int((squared > ZERO**2 * max(squared[0], 0.0)).sum())
+    squared, U = cholesky.eigh(C)
+    r = int((squared > ZERO**2 * squared[0]).sum())
     return U[:, :r], np.sqrt(squared[:r])
+
+
+def _rotate_in_float64(R: np.ndarray, B: Tensor) -> Tensor:
+    """As `_rotate`, rounded only at the end, so that directions of small singular values stay orthogonal."""
+    result = B.new_empty((len(R), B.shape[1]))
+    width = max(1, CHUNK_BYTES // (8 * max(len(B), 1)))
+    for i, columns in enumerate(GradientBatch((B,)).columns(width)):
+        result[:, i * width : (i + 1) * width] = torch.from_numpy(R @ columns)
+    return result
 
 
 def _rotate(R: np.ndarray, B: Tensor) -> Tensor:  # (r, m), (m, p) -> (r, p)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 
 from ..gradients import GradientBatch
-
-
-class Spectrum(NamedTuple):
-    """Singular values of J, largest first, and the eigenvalue of Σ⁻¹ that belongs to each."""
-
-    singular_values: np.ndarray  # (r,)
-    covariance_eigenvalues: np.ndarray  # (r,) d²/(d²+λ)²
+from .spectral import SpectralCovariance, Spectrum
 
 
 class Covariance(Protocol):
     """The parameter covariance of the delta method, Σ⁻¹ = A⁻¹JᵀJA⁻¹ with A = JᵀJ + λI. A value: nothing changes it."""
 
     @property
-    def damping(self) -> float:
-        """λ."""
+    def damping(self) -> float | None:
+        """λ; None where it is not chosen yet."""
         ...
 
     @property
@@ -34,6 +28,11 @@ class Covariance(Protocol):
         """An upper bound of the part of p* that an approximation has left out; 0 where it is exact."""
         ...
 
+    @property
+    def error_bound(self) -> float:
+        """‖JᵀJ − what stands in for it‖₂ is at most this; 0 where it is exact."""
+        ...
+
     def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
         """q = gᵀ Σ⁻¹ g."""
         ...
@@ -43,6 +42,10 @@ class Covariance(Protocol):
         ...
 
     def spectrum(self) -> Spectrum: ...
+
+    def diagonalised(self) -> SpectralCovariance:
+        """The same J as a covariance that answers for every λ."""
+        ...
 
     def describe(self) -> str:
         """One line for `summary()`."""
@@ -67,6 +70,6 @@ class Engine(Protocol):
         """Take in the rows that another accumulator of the same settings has seen."""
         ...
 
-    def finalise(self, damping: float) -> Covariance:
-        """End in a covariance. The accumulator hands its memory over and is empty afterwards."""
+    def finalise(self, damping: float | None) -> Covariance:
+        """End in a covariance, diagonalised where λ is None. The accumulator hands its memory over and is empty."""
         ...

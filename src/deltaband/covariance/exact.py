@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..gradients import CHUNK_BYTES, GradientBatch
-from .engine import Spectrum
+from ..warning import DeltabandWarning
+from .engine import Covariance
+from .spectral import SpectralCovariance, Spectrum
 
 if TYPE_CHECKING:  # SciPy is loaded when there is work for it, not by `import deltaband`
     from .cholesky import DampedGram
+
+ROUNDING = 1e-2  # what of 1 + q, the squared width of an interval, may be rounding
 
 
 class Exact:
@@ -29,6 +36,7 @@ class Exact:
         self._gram: np.ndarray | None = None  # JᵀJ, in the upper triangle
         self._n_rows = 0
         self._expected_rows = 0
+        self._scratch: Tensor | None = None
 
     def start(self, *, n_rows: int | None = None, damping: float | None = None) -> Exact:
         fresh = Exact()
@@ -52,20 +60,21 @@ class Exact:
         if self._kept and (self._gram is not None or self._n_rows >= self._kept[0].n_parameters):
             self._fold()
 
-    def finalise(self, damping: float) -> PrimalCovariance | DualCovariance:
+    def finalise(self, damping: float | None) -> Covariance:
         n_rows, gram = self._n_rows, self._gram
         if n_rows == 0:
             raise ValueError("no rows were given")
         J = GradientBatch.concatenate(self._kept)
-        self._n_rows, self._gram, self._kept = 0, None, []
+        self._n_rows, self._gram, self._kept, self._scratch = 0, None, [], None
         if gram is not None:
-            return PrimalCovariance(_factorise(gram, damping), n_rows)
+            return DiagonalPrimal(gram) if damping is None else PrimalCovariance(_factorise(gram, damping))
         if damping == 0.0:
             raise ValueError(
                 f"damping 0 needs a regular JᵀJ, but {n_rows} rows cannot determine {J.n_parameters} parameters: "
                 "give a positive damping or weight_decay"
             )
-        return DualCovariance(_factorise(_kernel(J), damping), J)
+        kernel = _kernel(J)
+        return DiagonalDual(kernel, J) if damping is None else DualCovariance(_factorise(kernel, damping), J)
 
     def __repr__(self) -> str:
         return "Exact()"
@@ -77,62 +86,125 @@ class Exact:
             if self._gram is None:
                 self._gram = cholesky.empty(batch.n_parameters)
             for block in batch.blocks:
-                cholesky.add_gram(self._gram, block.double().cpu().numpy())
+                cholesky.add_gram(self._gram, self._in_float64(block))
         self._kept = []
+
+    def _in_float64(self, block: Tensor) -> np.ndarray:
+        """The block in one piece of memory that is used again and again: what is asked for anew each time adds up."""
+        if self._scratch is None or self._scratch.shape[0] < len(block):
+            self._scratch = torch.empty(block.shape, dtype=torch.float64)
+        return self._scratch[: len(block)].copy_(block).numpy()
 
 
 class PrimalCovariance:
-    """With u = A⁻¹g: q = g·u − λ u·u, h = g·u, p* = p − λ²‖A⁻¹‖²_F."""
+    """With u = A⁻¹g: q = g·u − λ u·u, h = g·u, p* = p − ‖λA⁻¹‖²_F."""
 
     missed_parameters = 0.0
+    error_bound = 0.0
 
-    def __init__(self, A: DampedGram, n_rows: int) -> None:
+    def __init__(self, A: DampedGram) -> None:
         self._A = A
-        self._n_rows = n_rows
         self.damping = A.damping
-        self.effective_parameters = A.size - A.damping**2 * A.inverse_norm_squared
+        self.effective_parameters = A.effective_size
 
     def variance(self, g: GradientBatch) -> np.ndarray:
-        z = self._A.half_solve(_columns(g))  # g·u = z·z
-        u = self._A.solve_half_solved(z)
-        return np.maximum(_squared_norms(z) - self.damping * _squared_norms(u), 0.0)
+        z = self._A.half_solve(_columns(g))
+        h = _squared_norms(z)
+        q = np.maximum(h - self.damping * _squared_norms(self._A.solve_half_solved(z)), 0.0)
+        if self.damping > 0 and (self._A.rounding * h > ROUNDING * (1 + q)).any():
+            warnings.warn(
+                f"damping λ = {self.damping:.3g} is so small against JᵀJ that rounding shows in the variance of some "
+                "rows: give a larger damping or weight_decay",
+                DeltabandWarning,
+                stacklevel=5,
+            )
+        return q
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
         return _squared_norms(self._A.half_solve(_columns(g)))
 
     def spectrum(self) -> Spectrum:
-        return _spectrum(self._A.eigenvalues()[: self._n_rows], self.damping)
+        return self.diagonalised().spectrum()
+
+    def diagonalised(self) -> SpectralCovariance:
+        return DiagonalPrimal(self._A.gram(), self.damping)
 
     def describe(self) -> str:
         return f"exact, primal form ({self._A.size:,} × {self._A.size:,})"
 
 
 class DualCovariance:
-    """With k = Jg and c = (K + λI)⁻¹k: q = c·c, h = (g·g − k·c)/λ, p* = n − λ²‖(K + λI)⁻¹‖²_F."""
+    """With k = Jg and c = (K + λI)⁻¹k: q = c·c, h = (g·g − k·c)/λ, p* = n − ‖λ(K + λI)⁻¹‖²_F."""
 
     missed_parameters = 0.0
+    error_bound = 0.0
 
     def __init__(self, A: DampedGram, J: GradientBatch) -> None:
         self._A = A
         self._J = J
         self.damping = A.damping
-        self.effective_parameters = A.size - A.damping**2 * A.inverse_norm_squared
+        self.effective_parameters = A.effective_size
 
     def variance(self, g: GradientBatch) -> np.ndarray:
         return _squared_norms(self._A.solve_half_solved(self._half_solved(g)))
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
         explained = _squared_norms(self._half_solved(g))  # k·c
-        return np.maximum(g.squared_norms().cpu().numpy() - explained, 0.0) / self.damping
+        return np.maximum(g.squared_norms - explained, 0.0) / self.damping
 
     def spectrum(self) -> Spectrum:
-        return _spectrum(self._A.eigenvalues(), self.damping)
+        return self.diagonalised().spectrum()
+
+    def diagonalised(self) -> SpectralCovariance:
+        return DiagonalDual(self._A.gram(), self._J, self.damping)
 
     def describe(self) -> str:
         return f"exact, dual form ({self._A.size:,} × {self._A.size:,})"
 
     def _half_solved(self, g: GradientBatch) -> np.ndarray:
         return self._A.half_solve(g.inner(self._J).T)
+
+
+class DiagonalPrimal(SpectralCovariance):
+    """JᵀJ = V diag(e) Vᵀ, from an upper triangle and over it."""
+
+    def __init__(self, gram: np.ndarray, damping: float | None = None) -> None:
+        from . import cholesky
+
+        e, V = cholesky.eigh(gram)
+        r = _rank(e)
+        super().__init__(e[:r], damping, f"exact, in the eigenbasis of JᵀJ ({len(e):,} × {len(e):,})")
+        self._V = V[:, :r]
+
+    def _squared_projections(self, g: GradientBatch) -> np.ndarray:
+        return (_columns(g).T @ self._V) ** 2
+
+    def _squared_remainder(self, g: GradientBatch) -> np.ndarray:
+        return np.maximum(g.squared_norms - self._squared_projections(g).sum(axis=1), 0.0)
+
+
+class DiagonalDual(SpectralCovariance):
+    """K = JJᵀ = U diag(e) Uᵀ, from an upper triangle and over it; vⱼ·g = uⱼ·(Jg)/√eⱼ."""
+
+    def __init__(self, kernel: np.ndarray, J: GradientBatch, damping: float | None = None) -> None:
+        from . import cholesky
+
+        e, U = cholesky.eigh(kernel)
+        r = _rank(e)
+        super().__init__(e[:r], damping, f"exact, in the eigenbasis of JJᵀ ({len(e):,} × {len(e):,})")
+        self._U = U[:, :r] / np.sqrt(e[:r])
+        self._J = J
+
+    def _squared_projections(self, g: GradientBatch) -> np.ndarray:
+        return (g.inner(self._J) @ self._U) ** 2
+
+    def _squared_remainder(self, g: GradientBatch) -> np.ndarray:
+        return np.maximum(g.squared_norms - self._squared_projections(g).sum(axis=1), 0.0)
+
+
+def _rank(e: np.ndarray) -> int:
+    """How many eigenvalues, largest first, are more than rounding."""
+    return int((e > len(e) * np.finfo(np.float64).eps * e[0]).sum())
 
 
 def _kernel(J: GradientBatch) -> np.ndarray:
@@ -158,14 +230,8 @@ def _factorise(M: np.ndarray, damping: float) -> DampedGram:
 
 
 def _columns(g: GradientBatch) -> np.ndarray:  # (p, b), column by column in memory
-    return g.rows().double().cpu().numpy().T
+    return g.rows().cpu().double().numpy().T
 
 
 def _squared_norms(columns: np.ndarray) -> np.ndarray:  # (m, b) -> (b,)
     return np.einsum("ij,ij->j", columns, columns)
-
-
-def _spectrum(squared: np.ndarray, damping: float) -> Spectrum:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        eigenvalues = np.where(squared > 0, squared / (squared + damping) ** 2, 0.0)
-    return Spectrum(np.sqrt(squared), eigenvalues)
