@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -13,10 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from . import data as reading
+from .calibration import (
+    Calibration,
+    ConformalScale,
+    Scales,
+    Side,
+    cross_calibrated_score,
+    drift,
+    scale_variances,
+)
 from .covariance import Covariance, Engine, Spectrum, choose_engine
 from .damping import Damping
+from .fitted import Fit
 from .gradients import GradientBatch, Network, plain_autograd
+from .metrics import interval_scores
 from .result import Intervals, like, parse_levels
+from .summary import describe
+from .trace import RowTrace, row_hashes
 from .warning import DeltabandWarning
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -24,31 +37,6 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 
 class NotFittedError(ValueError, AttributeError):
     """Something was asked that only a fitted band can answer."""
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """All that a fit has found out. Set in one piece, so a fit that fails changes nothing."""
-
-    covariance: Covariance  # without a λ if none was given
-    rss: float
-    n_rows: int
-    n_parameters: int
-    dtype: torch.dtype
-    fingerprint: dict[str, str]
-
-    @property
-    def effective_parameters(self) -> float:
-        return math.nan if self.covariance.damping is None else self.covariance.effective_parameters
-
-    @property
-    def degrees_of_freedom(self) -> float:
-        return self.n_rows - self.effective_parameters
-
-    @property
-    def noise_std(self) -> float:
-        nu = self.degrees_of_freedom
-        return math.sqrt(self.rss / nu) if nu > 0 else math.nan
 
 
 class PredictionIntervals:
@@ -94,7 +82,8 @@ class PredictionIntervals:
         self.model = model
         self._damping = Damping(damping, weight_decay, loss, batch_size)
         self.covariance = covariance
-        self._fit: _Fit | None = None
+        self._fit: Fit | None = None
+        self._calibration: Calibration | None = None
 
     def fit(self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = True) -> PredictionIntervals:
         """One pass over the training data: `fit(loader)` with batches `(x, y)`, or `fit(X, y)`.
@@ -105,7 +94,7 @@ class PredictionIntervals:
         network = Network(self.model)
         batches = reading.read(data, y, n_rows)
         engine = self._engine(batches.n_rows, network)
-        fingerprint = network.fingerprint()
+        trace = RowTrace()
         rss, count, energy = 0.0, 0, 0.0
 
         from tqdm.auto import tqdm
@@ -116,6 +105,7 @@ class PredictionIntervals:
             for x, targets, first in batches.chunks(network.check):
                 outputs, gradients = _checked_gradients(network, x, first)
                 engine.update(gradients)
+                trace.update(network.prepare(x))
                 rss += float((targets - outputs.cpu().double()).square().sum())
                 energy += float(gradients.squared_norms.sum())
                 count += len(x)
@@ -128,8 +118,64 @@ class PredictionIntervals:
         if batches.n_rows is not None and count != batches.n_rows:
             raise ValueError(f"{batches.n_rows} rows were announced but {count} came: give n_rows={count}")
         covariance = engine.finalise(self._damping.at(count))
-        self._fit = _Fit(covariance, rss, count, network.n_parameters, network.dtype, fingerprint)
-        self._warn(self._fit)
+        fit = Fit(
+            covariance,
+            rss,
+            count,
+            network.n_parameters,
+            network.dtype,
+            network.fingerprint(),
+            trace.hashes(),
+            np.zeros(0),
+        )
+        if covariance.error_bound == 0.0:  # a sketch forgets single rows: theirs cannot be taken out again
+            h = self._ask(trace.sample(), fit, fit.reference.leverage)[1]
+            fit = replace(fit, leverages=h / np.maximum(1 - h, np.finfo(np.float64).eps))
+        self._fit, self._calibration = fit, None
+        _warn(fit.warnings())
+        return self
+
+    def calibrate(self, data: Any, y: Any = None, *, tune: bool = True, seed: int = 0) -> PredictionIntervals:
+        """Make the intervals honest with held-out rows: `calibrate(x, y)`, or `calibrate(loader)`.
+
+        Afterwards `predict` is conformal: for rows exchangeable with the calibration rows (and not used in training)
+        an interval covers with probability at least its level, whatever the network and however it was trained; on
+        average over calibration sets, not for each x. Forecasts and drifting data are not exchangeable.
+
+        The width is proportional to σ(x) = √(1 + b·q_λ(x)). With `tune=True` λ and b are chosen, from a grid that
+        includes the constant width b = 0, for each prediction anew by a likelihood in which its own unknown residual
+        takes part: that keeps the guarantee exact although every calibration row serves both the choice and the
+        quantile. With `tune=False` λ is that of the fit and b = 1; the coverage then is at most 1/(n+1) above its
+        level. `seed` only draws the folds for the interval score that `summary()` shows.
+        """
+        fit = self._fitted()
+        covariance, scales = self._scales(fit, tune)
+        network = Network(self.model)
+        self._compare_weights(network, fit)
+        parts = []
+        with plain_autograd(network.device):
+            for x, targets, first in reading.read(data, y).chunks(network.check):
+                outputs, g = _checked_gradients(network, x, first)
+                r = targets.numpy() - outputs.cpu().double().numpy()
+                q = scale_variances(covariance, g, scales)
+                formula = np.full(len(x), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
+                h = fit.reference.leverage(g)
+                parts.append((r, q, formula, h, row_hashes(network.prepare(x))))
+        if not parts:
+            raise ValueError("the calibration data are empty (a generator can be read only once)")
+        r, q, formula, h, hashes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        half = fit.student(0.95) * np.sqrt(1 + formula) if fit.degrees_of_freedom > 0 else np.full(len(r), np.nan)
+        calibration = Calibration(
+            covariance,
+            ConformalScale(r, q, scales),
+            score_before=float(interval_scores(r, -half, half, 0.95).mean()),
+            score_after=cross_calibrated_score(r, q, scales, seed),
+            drift=drift(fit.leverages, h),
+            seen=float(np.isin(hashes, fit.row_hashes).mean()),
+            rmse_ratio=math.sqrt(float(np.mean(r**2)) / max(fit.rss / fit.n_rows, np.finfo(np.float64).tiny)),
+        )
+        self._calibration = calibration
+        _warn(calibration.warnings())
         return self
 
     def predict(
@@ -138,35 +184,48 @@ class PredictionIntervals:
         level: float | Sequence[float] = 0.95,
         *,
         kind: Literal["observation", "mean"] = "observation",
+        side: Side = "both",
     ) -> Intervals:
         """Intervals for the rows of `x`: NumPy in, NumPy out; tensor in, tensor out.
 
-        `kind="observation"` is formula (2) of the paper, for a new observation; `kind="mean"` is the confidence band
-        of the regression function itself, √q in place of √(1 + q).
+        `kind="observation"` is for a new observation: formula (2) of the paper, or conformal after `calibrate`.
+        `kind="mean"` is the confidence band of the regression function itself, √q in place of √(1 + q), by the formula
+        always. `side="upper"` and `side="lower"` give one bound at the level, the other is infinite.
         """
         levels = parse_levels(level)
         if kind not in ("observation", "mean"):
             raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
+        if side not in ("both", "lower", "upper"):
+            raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
         fit = self._fitted()
-        covariance = self._covariance(fit)
-        nu = fit.degrees_of_freedom
-        if not nu > 0:
-            raise ValueError(
-                f"n − p* = {nu:.3g} leaves no degrees of freedom for the noise: the formula has no answer for this "
-                "network. Raise the damping, or calibrate on held-out data"
-            )
-        from scipy.special import stdtrit
-
-        outputs, q = self._ask(x, fit, covariance.variance)
-        spread = fit.noise_std * np.sqrt(q + 1.0 if kind == "observation" else q)
-        half = spread[:, None] * stdtrit(nu, (1 + np.asarray(levels)) / 2)  # (n, levels)
-        if np.ndim(level) == 0:
-            half = half[:, 0]
-            lower, upper = outputs - half, outputs + half
+        if kind == "observation" and self._calibration is not None:
+            outputs, q = self._ask(x, fit, self._calibration.variances)
+            lower, upper = self._calibration.conformal.bounds(q, levels, side)
         else:
-            lower, upper = outputs[:, None] - half, outputs[:, None] + half
+            outputs, q = self._ask(x, fit, self._formula(fit).variance)
+            spread = np.sqrt(q + 1.0 if kind == "observation" else q)
+            half = np.stack([fit.student(level, side) * spread for level in levels], axis=1)
+            infinite = np.full_like(half, np.inf)
+            lower, upper = -infinite if side == "upper" else -half, infinite if side == "lower" else half
+        lower, upper = outputs[:, None] + lower, outputs[:, None] + upper
+        if np.ndim(level) == 0:
+            lower, upper = lower[:, 0], upper[:, 0]
         mean, lower, upper = (like(x, part, fit.dtype) for part in (outputs, lower, upper))
         return Intervals(mean, lower, upper, levels[0] if np.ndim(level) == 0 else levels)
+
+    def prediction_and_scale(self, x: Array) -> tuple[Array, Array]:
+        """ŷ and σ(x), which the width of an interval is proportional to: √(1 + q), or √(1 + b·q) after `calibrate`.
+
+        After `calibrate` with `tune=True` it is the scale that the calibration rows alone would choose.
+        """
+        fit, calibration = self._fitted(), self._calibration
+        if calibration is None:
+            outputs, q = self._ask(x, fit, self._covariance(fit).variance)
+            scale = np.sqrt(1 + q)
+        else:
+            outputs, q = self._ask(x, fit, calibration.variances)
+            scale = calibration.conformal.scale(q)
+        return like(x, outputs, fit.dtype), like(x, scale, fit.dtype)
 
     def variance(self, x: Array) -> Array:
         """q = gᵀ A⁻¹JᵀJA⁻¹ g, the variance of the prediction in units of the noise variance s².
@@ -217,23 +276,7 @@ class PredictionIntervals:
 
     def summary(self) -> str:
         """What was fitted, on one screen."""
-        fit = self._fitted()
-        rows = [
-            ("network", f"{type(self.model).__name__}, {fit.n_parameters:,} trainable parameters (p)"),
-            ("training rows", f"{fit.n_rows:,} (n)"),
-            ("training RMSE", f"{math.sqrt(fit.rss / fit.n_rows):.4g}"),
-        ]
-        rows.append(("covariance", fit.covariance.describe()))
-        if fit.covariance.damping is None:
-            rows.append(("damping λ", "not given: predict needs weight_decay or damping"))
-        else:
-            rows += [
-                ("damping λ", f"{fit.covariance.damping:.4g} ({self._damping})"),
-                ("effective p*", f"{fit.effective_parameters:.1f} ({fit.effective_parameters / fit.n_rows:.0%} of n)"),
-                ("degrees of freedom", f"{fit.degrees_of_freedom:.1f} (n − p*)"),
-                ("noise std s", f"{fit.noise_std:.4g}"),
-            ]
-        return "\n".join(["PredictionIntervals", *(f"  {name:<20}{value}" for name, value in rows)])
+        return describe(self.model, self._fitted(), self._damping, self._calibration)
 
     def __repr__(self) -> str:
         if self._fit is not None:
@@ -257,7 +300,7 @@ class PredictionIntervals:
             )
         return engine.start(n_rows=n_rows, damping=damping)
 
-    def _ask(self, x: Any, fit: _Fit, question: Callable[[GradientBatch], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _ask(self, x: Any, fit: Fit, question: Callable[[GradientBatch], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Outputs and the covariance's answer for each row of `x`, both (n,) in float64."""
         network = Network(self.model)
         self._compare_weights(network, fit)
@@ -273,20 +316,38 @@ class PredictionIntervals:
                 answers.append((outputs.cpu().double().numpy(), question(gradients)))
         return np.concatenate([a for a, _ in answers]), np.concatenate([b for _, b in answers])
 
-    def _fitted(self) -> _Fit:
+    def _scales(self, fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
+        if tune:
+            spectral = fit.covariance.diagonalised()
+            return spectral, Scales.grid(spectral.eigenvalues, fit.n_rows)
+        if fit.covariance.damping is None:
+            raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")
+        return fit.covariance, Scales.single(fit.covariance.damping)
+
+    def _formula(self, fit: Fit) -> Covariance:
+        """The covariance, where formula (2) has an answer."""
+        covariance = self._covariance(fit)
+        if not fit.degrees_of_freedom > 0:
+            raise ValueError(
+                f"n − p* = {fit.degrees_of_freedom:.3g} leaves no degrees of freedom for the noise: the formula has no "
+                "answer for this network. Raise the damping, or calibrate on held-out data"
+            )
+        return covariance
+
+    def _fitted(self) -> Fit:
         if self._fit is None:
             raise NotFittedError("this PredictionIntervals is not fitted yet: call fit(loader) or fit(X, y) first")
         return self._fit
 
-    def _covariance(self, fit: _Fit) -> Covariance:
+    def _covariance(self, fit: Fit) -> Covariance:
         if fit.covariance.damping is None:
             raise ValueError(
                 "λ is not known: give PredictionIntervals the optimiser's weight_decay= or damping=, and fit again, "
-                "or calibrate on held-out data"
+                "or calibrate on held-out data for prediction intervals without it"
             )
         return fit.covariance
 
-    def _compare_weights(self, network: Network, fit: _Fit) -> None:
+    def _compare_weights(self, network: Network, fit: Fit) -> None:
         if network.n_parameters != fit.n_parameters:
             raise ValueError(
                 f"the model has {network.n_parameters:,} trainable parameters now and had {fit.n_parameters:,} at fit: "
@@ -303,30 +364,10 @@ class PredictionIntervals:
             stacklevel=4,
         )
 
-    def _warn(self, fit: _Fit) -> None:
-        if fit.covariance.damping is None:
-            return
-        n, nu, p_star = fit.n_rows, fit.degrees_of_freedom, fit.effective_parameters
-        missed = fit.covariance.missed_parameters
-        messages = []
-        if nu <= 0:
-            messages.append(
-                f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
-            )
-        elif p_star > n / 2 or nu < 10:
-            messages.append(
-                f"the network has p* = {p_star:.1f} effective parameters for n = {n} rows: the formula is unreliable "
-                "here (often far too wide); calibrate on held-out data, or raise the damping if the network was "
-                "trained with more regularisation"
-            )
-        # More than 5 % of the degrees of freedom shows in s, more than half of p* in q.
-        if missed > min(0.05 * max(nu, 0.0), 0.5 * p_star):
-            messages.append(
-                f"the sketch may miss up to {missed:.0f} effective parameters (it found {p_star:.1f}, n = {n}): "
-                "raise the rank, or use Exact() if memory allows"
-            )
-        for message in messages:
-            warnings.warn(message, DeltabandWarning, stacklevel=3)
+
+def _warn(messages: list[str]) -> None:
+    for message in messages:
+        warnings.warn(message, DeltabandWarning, stacklevel=3)
 
 
 def _checked_gradients(network: Network, x: Tensor, first: int) -> tuple[Tensor, GradientBatch]:

@@ -49,9 +49,13 @@ def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
     In the units of `y`. Lower is better: it rewards narrow intervals and fines those that miss.
     """
     rows = _read(y, intervals)
-    alpha = 1.0 - _levels(rows, intervals)
-    missed_by = np.maximum(rows.lower - rows.y, 0.0) + np.maximum(rows.y - rows.upper, 0.0)
-    return rows.answer((rows.width + 2.0 / alpha * missed_by).mean(axis=0))
+    return rows.answer(interval_scores(rows.y, rows.lower, rows.upper, _levels(rows, intervals)).mean(axis=0))
+
+
+def interval_scores(y: np.ndarray, lower: np.ndarray, upper: np.ndarray, level: Any) -> np.ndarray:
+    """Winkler's score of each row."""
+    missed_by = np.maximum(lower - y, 0.0) + np.maximum(y - upper, 0.0)
+    return upper - lower + 2.0 / (1.0 - level) * missed_by
 
 
 def calibration_error(y: Any, intervals: Intervals) -> float:

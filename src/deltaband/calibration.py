@@ -1,0 +1,242 @@
+"""Conformal calibration on the delta method's scale σ(x) = √(1 + b·q_λ(x)).
+
+The scale has two knobs, λ and b, and a grid of them is tried: `Scales`. Choosing among them on the rows that the
+quantile is taken on would break the guarantee; choosing on other rows would waste them. Here the choice is part of the
+conformal argument instead. For a new row with residual r the choice is made on all n + 1 residuals, the new one
+included, by the profile likelihood of a Gaussian,
+
+    argmin over c of  (Σᵢ rᵢ²/σ²_c(xᵢ) + r²/σ²_c(x)) · exp(M_c),
+                      M_c = (Σᵢ log σ²_c(xᵢ) + log σ²_c(x) + 2·prior_c)/(n+1),
+
+which treats all n + 1 rows alike: if they are exchangeable, so are the scores |r|/σ under the scale that it picks, and
+the usual quantile covers with probability at least 1 − α. As functions of t = r² these are straight lines, so each
+scale is the chosen one on an interval [t₋, t₊] of the lower envelope, and the interval for y is known in closed form:
+the largest r that lies in [√t₋, √t₊] of some scale and below its quantile times σ.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .covariance import Covariance, SpectralCovariance
+from .gradients import GradientBatch
+from .metrics import interval_scores
+
+Side = Literal["both", "lower", "upper"]
+
+# λ in units of the largest eigenvalue of JᵀJ, and how much of σ² is b·q at the average training row.
+RELATIVE_DAMPINGS = 10.0 ** np.arange(-8, 2)
+SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.999])
+# Where nothing is known: λ around 1e-4 of the largest eigenvalue, give or take a decade, and as much variance as noise,
+# give or take a factor e. A few dozen rows leave it at that; some hundred overrule it.
+PRIOR_RELATIVE_DAMPING = 1e-4
+
+DRIFT = 1e-3  # the p-value below which calibration and training rows are said to differ
+BLOCK = 2**22  # numbers in a (rows, scales, scales) array
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Candidates for σ² = 1 + b·q_λ."""
+
+    dampings: np.ndarray  # (L,) the different λ
+    which: np.ndarray  # (C,) the λ of each candidate, as an index of `dampings`
+    b: np.ndarray  # (C,)
+    prior: np.ndarray  # (C,) −log of its weight
+
+    @classmethod
+    def single(cls, damping: float) -> Scales:
+        """b = 1 and one λ: nothing to choose."""
+        return cls(np.array([damping]), np.array([0]), np.array([1.0]), np.array([0.0]))
+
+    @classmethod
+    def grid(cls, eigenvalues: np.ndarray, n_rows: int) -> Scales:
+        """λ and b around what is plausible for a network whose JᵀJ, over n rows, has these eigenvalues."""
+        e = eigenvalues[:, None]
+        dampings = RELATIVE_DAMPINGS * eigenvalues[0]
+        average = (e**2 / (e + dampings) ** 2).sum(axis=0) / n_rows  # of q over the training rows
+        odds = SHARES / (1 - SHARES)
+        which, share = np.divmod(np.arange(len(dampings) * len(SHARES)), len(SHARES))
+        decades = np.log10(RELATIVE_DAMPINGS / PRIOR_RELATIVE_DAMPING)
+        prior = 0.5 * decades[which] ** 2 + 0.5 * np.log(odds[share]) ** 2
+        constant = 0.5 * np.log(odds[0]) ** 2  # as likely as the smallest share
+        return cls(
+            dampings, np.append(which, 0), np.append(odds[share] / average[which], 0.0), np.append(prior, constant)
+        )
+
+    def squared(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> (rows, C)
+        """σ² of each row under each candidate."""
+        return 1.0 + self.b * q[:, self.which]
+
+
+class ConformalScale:
+    """Calibration rows under every candidate scale: ask it for the interval of a new row's residual.
+
+    Covers with probability at least `level` for rows exchangeable with the calibration rows, whatever the network.
+    With one candidate, and scores without ties, also with at most level + 1/(n+1).
+    """
+
+    def __init__(self, residuals: np.ndarray, q: np.ndarray, scales: Scales) -> None:  # (n,), (n, L)
+        squared = scales.squared(q)
+        self.scales = scales
+        self.n_rows = len(residuals)
+        signed = residuals[:, None] / np.sqrt(squared)
+        self._signed = np.sort(signed, axis=0)  # (n, C)
+        self._absolute = np.sort(np.abs(signed), axis=0)
+        self._sum_squares = np.square(signed).sum(axis=0)  # (C,)
+        self._log_weight = np.log(squared).sum(axis=0) + 2 * scales.prior  # (C,)
+        n = self.n_rows
+        # the choice of the calibration rows alone, for those who want one scale
+        self.chosen = int(np.argmin(np.log(np.maximum(self._sum_squares, 1e-300)) + self._log_weight / n))
+
+    @property
+    def damping(self) -> float:
+        return float(self.scales.dampings[self.scales.which[self.chosen]])
+
+    @property
+    def b(self) -> float:
+        return float(self.scales.b[self.chosen])
+
+    @property
+    def standardised(self) -> np.ndarray:  # (n,), sorted
+        """|r|/σ under that choice."""
+        return self._absolute[:, self.chosen]
+
+    def scale(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> (rows,)
+        """σ(x) under the choice of the calibration rows alone."""
+        return np.sqrt(self.scales.squared(q)[:, self.chosen])
+
+    def quantile(self, level: float) -> float:
+        """The conformal quantile of |r|/σ under that choice."""
+        return float(self._absolute[self._rank(level) - 1, self.chosen])
+
+    def bounds(
+        self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both"
+    ) -> tuple[np.ndarray, np.ndarray]:  # (rows, L) -> (rows, levels) twice
+        """Lower and upper bound of y − ŷ."""
+        lower, upper = [], []
+        step = max(1, BLOCK // len(self.scales.b) ** 2)
+        for i in range(0, len(q), step):
+            low, high = self._bounds(q[i : i + step], levels, side)
+            lower.append(low)
+            upper.append(high)
+        empty = np.zeros((0, len(levels)))
+        return np.concatenate([*lower, empty]), np.concatenate([*upper, empty])
+
+    def _bounds(self, q: np.ndarray, levels: tuple[float, ...], side: Side) -> tuple[np.ndarray, np.ndarray]:
+        squared = self.scales.squared(q)
+        first, last = (np.sqrt(t) for t in self._chosen_on(squared))  # |r| for which a scale is the chosen one
+        scores = {"both": self._absolute, "upper": self._signed, "lower": -self._signed[::-1]}[side]
+        cuts = [np.sqrt(squared) * scores[self._rank(level) - 1] for level in levels]
+        largest = _largest if side == "both" else _largest_signed
+        bound = np.stack([largest(first, last, cut) for cut in cuts], axis=1)
+        infinite = np.full_like(bound, np.inf)
+        return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
+
+    def _chosen_on(self, squared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (rows, C) -> (rows, C) twice
+        """t₋ and t₊: where each candidate is the lowest of the lines a + d·t; inf and 0 where it never is."""
+        weight = np.exp((self._log_weight + np.log(squared)) / (self.n_rows + 1))
+        a, d = self._sum_squares * weight, weight / squared
+        rise = a[:, None, :] - a[:, :, None]  # [row, c, other]
+        slope = d[:, :, None] - d[:, None, :]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossing = rise / slope
+        first = np.where(slope < 0, crossing, np.where((slope == 0) & (rise < 0), np.inf, 0.0)).max(axis=2)
+        last = np.where(slope > 0, crossing, np.inf).min(axis=2)
+        first = np.maximum(first, 0.0)
+        never = last < first
+        return np.where(never, np.inf, first), np.where(never, 0.0, last)
+
+    def _rank(self, level: float) -> int:
+        """⌈(n+1)·level⌉, in the arithmetic of decimals: 0.95·20 is 19, not 19.000000000000004."""
+        rank = math.ceil((self.n_rows + 1) * level - 1e-9)
+        if rank > self.n_rows:
+            raise ValueError(
+                f"{self.n_rows} calibration rows are too few for level {level:g}: "
+                f"it takes at least {rows_needed(level)}"
+            )
+        return max(rank, 1)
+
+
+def _largest(first: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """The largest |r| that is within [first, last] and at most cut, over all candidates: (rows, C) -> (rows,)."""
+    return np.where(cut >= first, np.minimum(last, cut), 0.0).max(axis=1)
+
+
+def _largest_signed(first: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """The largest r with |r| within [first, last] and r at most cut, over all candidates."""
+    possible = last >= first
+    above = np.where(possible & (cut >= first), np.minimum(last, cut), -np.inf)
+    below = np.where(possible & (cut < first) & (cut >= -last), np.minimum(-first, cut), -np.inf)
+    return np.maximum(above, below).max(axis=1)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What `calibrate` found, in one piece."""
+
+    covariance: Covariance  # answers for every λ of the scales
+    conformal: ConformalScale
+    score_before: float  # interval score at 95 % on the calibration rows by the formula; NaN where it has none
+    score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
+    drift: float  # p-value of "calibration rows have the leverages of training rows"; NaN where not tested
+    seen: float  # share of the calibration rows that were training rows
+    rmse_ratio: float  # root mean square of the residuals, over that of the training rows
+
+    def warnings(self) -> list[str]:
+        """Where the guarantee rests on something that looks doubtful."""
+        if self.seen > 0.5 and self.rmse_ratio < 1.2:
+            return [
+                f"{self.seen:.0%} of the calibration rows were training rows: their residuals are too small, so will "
+                "be the intervals; calibrate on rows that the network was not trained on"
+            ]
+        if self.drift < DRIFT:
+            return [
+                "the calibration rows do not look like the training rows (their leverages differ, p = "
+                f"{self.drift:.1g}): the guarantee is for new rows that are like the calibration rows"
+            ]
+        return []
+
+    def variances(self, g: GradientBatch) -> np.ndarray:  # (b, L)
+        """q under each λ of the scales."""
+        return scale_variances(self.covariance, g, self.conformal.scales)
+
+
+def scale_variances(covariance: Covariance, g: GradientBatch, scales: Scales) -> np.ndarray:  # (b, L)
+    """q under each λ of the scales."""
+    if isinstance(covariance, SpectralCovariance):
+        return covariance.variances(g, scales.dampings)
+    return covariance.variance(g)[:, None]
+
+
+def cross_calibrated_score(
+    residuals: np.ndarray, q: np.ndarray, scales: Scales, seed: int, level: float = 0.95
+) -> float:
+    """The mean interval score when each tenth of the rows is calibrated by the others; NaN where they are too few."""
+    order = np.random.default_rng(seed).permutation(len(residuals))
+    scores = []
+    for part in np.array_split(order, min(10, len(order))):
+        rest = np.setdiff1d(order, part)
+        if len(rest) < rows_needed(level):
+            return math.nan
+        lower, upper = ConformalScale(residuals[rest], q[rest], scales).bounds(q[part], (level,))
+        scores.append(interval_scores(residuals[part], lower[:, 0], upper[:, 0], level))
+    return float(np.concatenate(scores).mean())
+
+
+def rows_needed(level: float) -> int:
+    """The fewest calibration rows for a level: ⌈(n+1)·level⌉ ≤ n."""
+    return math.ceil(level / (1 - level) - 1e-9)
+
+
+def drift(training: np.ndarray, calibration: np.ndarray) -> float:
+    """p-value of the two-sample Kolmogorov–Smirnov test; NaN where there is nothing to compare with."""
+    if len(training) == 0:
+        return math.nan
+    from scipy.stats import ks_2samp
+
+    return float(ks_2samp(training, calibration).pvalue)

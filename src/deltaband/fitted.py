@@ -1,0 +1,78 @@
+"""All that a fit has found out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .calibration import PRIOR_RELATIVE_DAMPING, Side
+from .covariance import Covariance
+
+
+@dataclass(frozen=True)
+class Fit:
+    """All that a fit has found out. Set in one piece, so a fit that fails changes nothing."""
+
+    covariance: Covariance  # without a λ if none was given
+    rss: float
+    n_rows: int
+    n_parameters: int
+    dtype: torch.dtype
+    fingerprint: dict[str, str]
+    row_hashes: np.ndarray  # of the training inputs
+    leverages: np.ndarray  # of some training rows, each as if left out: hᵢᵢ/(1 − hᵢᵢ)
+
+    @property
+    def effective_parameters(self) -> float:
+        return math.nan if self.covariance.damping is None else self.covariance.effective_parameters
+
+    @property
+    def reference(self) -> Covariance:
+        """The covariance that leverages are compared under: at the λ of the fit, or at a common one if it has none."""
+        if self.covariance.damping is not None:
+            return self.covariance
+        spectral = self.covariance.diagonalised()
+        return spectral.at(PRIOR_RELATIVE_DAMPING * float(spectral.eigenvalues[0]))
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        return self.n_rows - self.effective_parameters
+
+    @property
+    def noise_std(self) -> float:
+        nu = self.degrees_of_freedom
+        return math.sqrt(self.rss / nu) if nu > 0 else math.nan
+
+    def student(self, level: float, side: Side = "both") -> float:
+        """t · s: an interval's half width over its spread √(1 + q)."""
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.degrees_of_freedom, (1 + level) / 2 if side == "both" else level)) * self.noise_std
+
+    def warnings(self) -> list[str]:
+        """Where the formula, or the sketch, should not be trusted."""
+        if self.covariance.damping is None:
+            return []
+        n, nu, p_star = self.n_rows, self.degrees_of_freedom, self.effective_parameters
+        missed = self.covariance.missed_parameters
+        messages = []
+        if nu <= 0:
+            messages.append(
+                f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
+            )
+        elif p_star > n / 2 or nu < 10:
+            messages.append(
+                f"the network has p* = {p_star:.1f} effective parameters for n = {n} rows: the formula is unreliable "
+                "here (often far too wide); calibrate on held-out data, or raise the damping if the network was "
+                "trained with more regularisation"
+            )
+        # More than 5 % of the degrees of freedom shows in s, more than half of p* in q.
+        if missed > min(0.05 * max(nu, 0.0), 0.5 * p_star):
+            messages.append(
+                f"the sketch may miss up to {missed:.0f} effective parameters (it found {p_star:.1f}, n = {n}): "
+                "raise the rank, or use Exact() if memory allows"
+            )
+        return messages

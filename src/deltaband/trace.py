@@ -1,0 +1,50 @@
+"""What a band remembers of its training rows: a hash of each, and the leverages of some."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SAMPLE = 512
+
+
+class RowTrace:
+    """Takes in the training inputs as they stream by. The sampled rows themselves are dropped after the fit."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+        self._hashes: list[np.ndarray] = []
+        self._keys = np.zeros(0)
+        self._rows: Tensor | None = None
+
+    def update(self, x: Tensor) -> None:
+        self._hashes.append(row_hashes(x))
+        keys = self._rng.random(len(x))
+        if self._rows is None:
+            self._rows, self._keys = x, keys
+        elif self._rows.shape[1:] == x.shape[1:] and self._rows.dtype == x.dtype:
+            if len(self._keys) == SAMPLE:  # most rows of a long stream are not among the smallest keys any more
+                x, keys = x[keys < self._keys.max()], keys[keys < self._keys.max()]
+            self._rows, self._keys = torch.cat([self._rows, x]), np.concatenate([self._keys, keys])
+        if len(self._keys) > SAMPLE:
+            smallest = np.argpartition(self._keys, SAMPLE)[:SAMPLE]
+            self._rows, self._keys = self._rows[smallest], self._keys[smallest]
+
+    def hashes(self) -> np.ndarray:  # sorted
+        return np.unique(np.concatenate(self._hashes))
+
+    def sample(self) -> Tensor:
+        """Up to 512 rows, drawn uniformly from those that have the shape of the first."""
+        assert self._rows is not None
+        return self._rows
+
+
+def row_hashes(x: Tensor) -> np.ndarray:  # (b,) uint64
+    """Equal rows have equal hashes; whole-number arithmetic, so that no rounding depends on how rows are batched."""
+    raw = x.cpu().contiguous().numpy().reshape(len(x), -1).view(np.uint8)
+    padded = np.zeros((len(raw), -(-raw.shape[1] // 4) * 4), dtype=np.uint8)
+    padded[:, : raw.shape[1]] = raw
+    words = padded.view(np.uint32).astype(np.uint64)
+    weights = np.random.default_rng(0).integers(1, 2**63, words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    return (words * weights).sum(axis=1, dtype=np.uint64)
