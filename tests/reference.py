@@ -125,3 +125,29 @@ def probes(J: np.ndarray, seed: int = 1) -> np.ndarray:
     V = np.linalg.svd(J, full_matrices=True)[2]
     near_null = V[-2:] + 1e-4 * rng.standard_normal((2, p))
     return np.concatenate([J[: min(n, 4)], rng.standard_normal((4, p)), V[:1], near_null, V[-1:]])
+
+
+def conformal_residuals(
+    residuals: np.ndarray,  # (n,) of the calibration rows
+    squared: np.ndarray,  # (n, C) σ² of the calibration rows under each candidate
+    prior: np.ndarray,  # (C,) −log weight of each candidate
+    new: np.ndarray,  # (C,) σ² of the new row
+    level: float,
+    tried: np.ndarray,  # residuals that the new row might have
+    signed: bool = False,
+) -> list[float]:
+    """Those of `tried` that full conformal prediction accepts, the candidate chosen on all n + 1 rows each time."""
+    n = len(residuals)
+    accepted = []
+    for r in tried:
+        all_r = np.append(residuals, r)
+        likelihood = []
+        for c in range(len(new)):
+            s2 = np.append(squared[:, c], new[c])
+            likelihood.append((n + 1) * np.log(np.sum(all_r**2 / s2)) + np.sum(np.log(s2)) + 2 * prior[c])
+        best = int(np.argmin(likelihood))
+        scores = all_r / np.sqrt(np.append(squared[:, best], new[best]))
+        scores = scores if signed else np.abs(scores)
+        if np.sum(scores[:-1] < scores[-1]) + 1 <= np.ceil((n + 1) * level - 1e-9):
+            accepted.append(r)
+    return accepted
