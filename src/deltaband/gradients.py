@@ -55,8 +55,9 @@ class GradientBatch:
 
     def columns(self, width: int) -> Iterator[np.ndarray]:
         """All rows in float64, some columns at a time: (b, ≤ width)."""
+        arrays = [block.cpu().numpy() for block in self.blocks]
         for start in range(0, self.n_parameters, width):
-            yield torch.cat([block[:, start : start + width].cpu().double() for block in self.blocks]).numpy()
+            yield np.concatenate([rows[:, start : start + width] for rows in arrays], dtype=np.float64)
 
     def inner(self, other: GradientBatch) -> np.ndarray:
         """Inner products in float64: equals `self.rows() @ other.rows().T`."""  # (b, b')

@@ -304,4 +304,10 @@ def _rotate_in_float64(R: np.ndarray, B: Tensor) -> Tensor:
 
 
 def _rotate(R: np.ndarray, B: Tensor) -> Tensor:  # (r, m), (m, p) -> (r, p)
-    return torch.from_numpy(np.ascontiguousarray(R)).to(B) @ B
+    # By SciPy's BLAS, as all of a shrink: where two libraries take turns, their threads wait for each other.
+    from scipy.linalg.blas import dgemm, sgemm
+
+    rows = B.cpu().numpy()
+    gemm = dgemm if rows.dtype == np.float64 else sgemm
+    product = gemm(1.0, rows.T, np.asarray(R.T, dtype=rows.dtype, order="F"))
+    return torch.from_numpy(product.T).to(B)
