@@ -149,12 +149,13 @@ class PredictionIntervals:
         level. `seed` only draws the folds for the interval score that `summary()` shows.
         """
         fit = self._fitted()
-        covariance, scales = self._scales(fit, tune)
+        batches = reading.read(data, y)
         network = Network(self.model)
         self._compare_weights(network, fit)
+        covariance, scales = self._scales(fit, tune)
         parts = []
         with plain_autograd(network.device):
-            for x, targets, first in reading.read(data, y).chunks(network.check):
+            for x, targets, first in batches.chunks(network.check):
                 outputs, g = _checked_gradients(network, x, first)
                 r = targets.numpy() - outputs.cpu().double().numpy()
                 q = scale_variances(covariance, g, scales)

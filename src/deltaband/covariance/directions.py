@@ -170,7 +170,6 @@ class _Directions:
             self._lost += max(delta, d[dropped].max(initial=0.0)) ** 2
         kept, scale = kept[scale > 0], scale[scale > 0]
         self._buffer[: len(kept)] = _rotate((U[:, kept] * scale).T, B)
-        self._buffer[len(kept) :] = 0
         self._filled = len(kept)
 
     def _starting_rank(self, block: Tensor) -> int:
