@@ -355,6 +355,9 @@ def test_crepes_is_one_rank_off_where_floating_point_is(band):
 def test_mapie_takes_a_band_as_a_regressor_with_a_standard_deviation(band):
     _, (X, y), (new, _) = parts(n_calibration=250)
     regressor = BandRegressor(band).fit(X.numpy())
+    np.testing.assert_allclose(
+        regressor.predict(X.numpy()), regressor.predict(X.numpy(), return_std=True)[0], rtol=1e-6
+    )
     mapie = SplitConformalRegressor(regressor, confidence_level=0.9, conformity_score="std_normalized", prefit=True)
     mean, bounds = mapie.conformalize(X.numpy(), y.numpy()).predict_interval(new.numpy())
     ours = band.calibrate(X, y, tune=False).predict(new, 0.9)

@@ -188,6 +188,12 @@ class Network:
             )
         return outputs, GradientBatch((rows,))
 
+    def outputs(self, x: Tensor) -> Tensor:
+        """Outputs (b,) alone, without gradients."""
+        with plain_autograd(self.device), torch.no_grad():
+            parts = torch.split(self.prepare(x), CHUNK_ROWS_AT_MOST)
+            return torch.cat([self.twin(part).reshape(len(part)) for part in parts])
+
     def fingerprint(self) -> dict[str, str]:
         """A digest of each parameter and buffer, what is trainable, and the types of the modules."""
         state = {**dict(self.twin.named_parameters()), **dict(self.twin.named_buffers())}
