@@ -54,10 +54,14 @@ class GradientBatch:
         )
 
     def columns(self, width: int) -> Iterator[np.ndarray]:
-        """All rows in float64, some columns at a time: (b, ≤ width)."""
+        """All rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before."""
         arrays = [block.cpu().numpy() for block in self.blocks]
+        memory = np.empty(len(self) * min(width, self.n_parameters))
         for start in range(0, self.n_parameters, width):
-            yield np.concatenate([rows[:, start : start + width] for rows in arrays], dtype=np.float64)
+            stop = min(start + width, self.n_parameters)
+            columns = memory[: len(self) * (stop - start)].reshape(len(self), stop - start)
+            np.concatenate([rows[:, start:stop] for rows in arrays], out=columns)
+            yield columns
 
     def inner(self, other: GradientBatch) -> np.ndarray:
         """Inner products in float64: equals `self.rows() @ other.rows().T`."""  # (b, b')
