@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, Self
 
 import numpy as np
@@ -71,7 +71,7 @@ class _Directions:
         self._damping = damping
         self._expected_rows = n_rows
         self._k = 0
-        self._buffer: Tensor | None = None  # (2k, p), the first `_filled` rows in use
+        self._buffer: np.ndarray | None = None  # (2k, p), the first `_filled` rows in use
         self._filled = 0
         self._n_rows = 0
         self._energy = 0.0  # ‖J‖²_F
@@ -84,7 +84,7 @@ class _Directions:
         self._energy += float(gradients.squared_norms.sum())
         self._n_rows += len(gradients)
         for block in gradients.blocks:
-            self._insert(block)
+            self._insert(block.cpu().numpy())
 
     def merge(self, other: Self) -> None:
         if self.needs_damping and self._damping != other._damping:
@@ -120,7 +120,7 @@ class _Directions:
                 "give a positive damping or weight_decay"
             )
         covariance = SketchedCovariance(
-            directions=_rotate_in_float64((U / d).T, self._buffer[: self._filled]),
+            directions=torch.from_numpy(_rotate_in_float64((U / d).T, self._buffer[: self._filled])),
             squared=d**2,
             shift=shift,
             damping=damping,
@@ -135,10 +135,10 @@ class _Directions:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank!r}{', compress=True' if self.compress else ''})"
 
-    def _insert(self, block: Tensor) -> None:  # (b, p)
+    def _insert(self, block: np.ndarray) -> None:  # (b, p)
         if self._buffer is None:
             self._k = self._starting_rank(block)
-            self._buffer = block.new_zeros((2 * self._k, block.shape[1]))
+            self._buffer = np.zeros((2 * self._k, block.shape[1]), dtype=block.dtype)
         taken = 0
         while taken < len(block):
             fits = min(len(self._buffer) - self._filled, len(block) - taken)
@@ -172,13 +172,13 @@ class _Directions:
         self._buffer[: len(kept)] = _rotate((U[:, kept] * scale).T, B)
         self._filled = len(kept)
 
-    def _starting_rank(self, block: Tensor) -> int:
+    def _starting_rank(self, block: np.ndarray) -> int:
         if self.rank == "auto":
             return min(SMALLEST_AUTO_RANK, self._largest_rank(block))
         # A rank beyond min(n, p) would only waste memory: one more than that never shrinks, and so is exact.
         return min(int(self.rank), min(self._expected_rows or block.shape[1], block.shape[1]) + 1)
 
-    def _largest_rank(self, block: Tensor) -> int:
+    def _largest_rank(self, block: np.ndarray) -> int:
         """What `memory` allows: the buffer of 2k rows and as much while it is rotated, and four (2k)² in float64."""
         linear, square = 4 * block.shape[1] * block.itemsize, 4 * 4 * 8
         most = max(1, int((np.sqrt(linear**2 + 4 * square * self.memory) - linear) / (2 * square)))
@@ -191,7 +191,8 @@ class _Directions:
         k = min(2 * self._k, self._largest_rank(self._buffer))
         if k == self._k:
             return False
-        self._buffer = torch.cat([self._buffer, self._buffer.new_zeros((2 * (k - self._k), self._buffer.shape[1]))])
+        more = np.zeros((2 * (k - self._k), self._buffer.shape[1]), dtype=self._buffer.dtype)
+        self._buffer = np.concatenate([self._buffer, more])
         self._k = k
         return True
 
@@ -279,34 +280,40 @@ class SketchedCovariance(SpectralCovariance):
         return g.rows().to(self._V) @ self._V.T
 
 
-def _left_singular(B: Tensor) -> tuple[np.ndarray, np.ndarray]:
+# All of a shrink is done by SciPy's BLAS: where two libraries take turns, their threads wait for each other.
+
+
+def _left_singular(B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """U (m, r) and the r non-zero singular values of B (m, p), largest first, through BBᵀ in float64."""
     from . import cholesky
 
     if len(B) == 0:
         return np.zeros((0, 0)), np.zeros(0)
     C = cholesky.empty(len(B))
-    for columns in GradientBatch((B,)).columns(width=max(1, CHUNK_BYTES // (8 * len(B)))):
+    for _, columns in _in_float64(B):
         cholesky.add_outer_gram(C, columns)
     squared, U = cholesky.eigh(C)
     r = int((squared > ZERO**2 * squared[0]).sum())
     return U[:, :r], np.sqrt(squared[:r])
 
 
-def _rotate_in_float64(R: np.ndarray, B: Tensor) -> Tensor:
+def _rotate(R: np.ndarray, B: np.ndarray) -> np.ndarray:  # (r, m), (m, p) -> (r, p)
+    from scipy.linalg.blas import dgemm, sgemm
+
+    gemm = dgemm if B.dtype == np.float64 else sgemm
+    return gemm(1.0, B.T, np.asarray(R.T, dtype=B.dtype, order="F")).T
+
+
+def _rotate_in_float64(R: np.ndarray, B: np.ndarray) -> np.ndarray:
     """As `_rotate`, rounded only at the end, so that directions of small singular values stay orthogonal."""
-    result = B.new_empty((len(R), B.shape[1]))
-    width = max(1, CHUNK_BYTES // (8 * max(len(B), 1)))
-    for i, columns in enumerate(GradientBatch((B,)).columns(width)):
-        result[:, i * width : (i + 1) * width] = torch.from_numpy(R @ columns)
+    result = np.empty((len(R), B.shape[1]), dtype=B.dtype)
+    for where, columns in _in_float64(B):
+        result[:, where] = R @ columns
     return result
 
 
-def _rotate(R: np.ndarray, B: Tensor) -> Tensor:  # (r, m), (m, p) -> (r, p)
-    # By SciPy's BLAS, as all of a shrink: where two libraries take turns, their threads wait for each other.
-    from scipy.linalg.blas import dgemm, sgemm
-
-    rows = B.cpu().numpy()
-    gemm = dgemm if rows.dtype == np.float64 else sgemm
-    product = gemm(1.0, rows.T, np.asarray(R.T, dtype=rows.dtype, order="F"))
-    return torch.from_numpy(product.T).to(B)
+def _in_float64(B: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """B in float64, some columns at a time."""
+    width = max(1, CHUNK_BYTES // (8 * max(len(B), 1)))
+    for start in range(0, B.shape[1], width):
+        yield slice(start, start + width), B[:, start : start + width].astype(np.float64, order="C")
