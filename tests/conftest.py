@@ -1,6 +1,8 @@
 """Small networks and data for all tests."""
 
 import os
+import threading
+from collections.abc import Callable
 
 # The matrices here are tiny: BLAS threads only wait for each other, for minutes where the machine is busy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -27,6 +29,15 @@ def regression(n: int = 80, n_inputs: int = 3, seed: int = 0) -> tuple[torch.Ten
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(n, n_inputs, generator=generator, dtype=torch.float64)
     return X, X.sum(dim=1).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+def in_threads(work: Callable[[int], None], count: int = 8) -> None:
+    """`work(i)` for each i at the same time."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import mlp, regression
+from conftest import in_threads, mlp, regression
 from torch import nn
 
 from deltaband.gradients import GradientBatch, Network
@@ -162,11 +162,7 @@ def test_eight_threads_get_the_numbers_of_one():
             if not torch.equal(Network(model).gradients(inputs[i])[1].rows(), expected[i]):
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert wrong == []
     assert model.training
 

@@ -1,12 +1,11 @@
 import copy
 import sys
-import threading
 
 import numpy as np
 import pytest
 import reference
 import torch
-from conftest import mlp, regression
+from conftest import in_threads, mlp, regression
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -207,11 +206,7 @@ def test_eight_threads_predict_what_one_does(data):
             if not (torch.equal(now.mean, expected[i].mean) and torch.equal(now.lower, expected[i].lower)):
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert wrong == []
 
 

@@ -20,7 +20,7 @@ def describe(model: nn.Module, fit: Fit, damping: Damping, calibration: Calibrat
     ]
     rows.append(("covariance", fit.covariance.describe()))
     if fit.covariance.damping is None:
-        rows.append(("damping λ", "not given: predict needs weight_decay or damping"))
+        rows.append(("damping λ", "not given: predict needs weight_decay, damping or a calibration"))
     else:
         rows += [
             ("damping λ", f"{fit.covariance.damping:.4g} ({damping})"),

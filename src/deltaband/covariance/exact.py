@@ -179,9 +179,6 @@ class DiagonalPrimal(SpectralCovariance):
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:
         return (_columns(g).T @ self._V) ** 2
 
-    def _squared_remainder(self, g: GradientBatch) -> np.ndarray:
-        return np.maximum(g.squared_norms - self._squared_projections(g).sum(axis=1), 0.0)
-
 
 class DiagonalDual(SpectralCovariance):
     """K = JJᵀ = U diag(e) Uᵀ, from an upper triangle and over it; vⱼ·g = uⱼ·(Jg)/√eⱼ."""
@@ -197,9 +194,6 @@ class DiagonalDual(SpectralCovariance):
 
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:
         return (g.inner(self._J) @ self._U) ** 2
-
-    def _squared_remainder(self, g: GradientBatch) -> np.ndarray:
-        return np.maximum(g.squared_norms - self._squared_projections(g).sum(axis=1), 0.0)
 
 
 def _rank(e: np.ndarray) -> int:

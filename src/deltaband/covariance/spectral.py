@@ -44,9 +44,9 @@ class SpectralCovariance(ABC):
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)
         """(vⱼ·g)²."""
 
-    @abstractmethod
     def _squared_remainder(self, g: GradientBatch) -> np.ndarray:  # (b,)
         """g·g − Σ (vⱼ·g)²."""
+        return np.maximum(g.squared_norms - self._squared_projections(g).sum(axis=1), 0.0)
 
     def at(self, damping: float) -> Self:
         """The same J with another λ."""
