@@ -282,8 +282,8 @@ def test_too_few_rows_for_a_level_is_an_error_that_names_the_rows_needed(band):
 def test_summary_explains_the_calibration(band):
     text = band.calibrate(*parts()[1]).summary()
     for part in (
-        "calibrated on       150 rows",
-        "damping λ         1 → ",
+        "calibrated on         150 rows",
+        "damping λ           1 → ",
         "b = ",
         "Gaussian: 1.960",
         "interval score",
@@ -385,8 +385,8 @@ def test_equal_rows_have_equal_hashes_however_they_are_batched(dtype):
 def test_a_sample_of_the_training_rows_is_uniform_and_bounded():
     trace = RowTrace()
     for i in range(0, 20_000, 100):
-        trace.update(torch.arange(i, i + 100, dtype=torch.float64)[:, None])
+        trace.update(torch.arange(i, i + 100, dtype=torch.float64)[:, None], torch.zeros(100))
     sample = trace.sample()
     assert len(sample) == 512
     assert abs(sample.mean() - 10_000) < 4 * 20_000 / math.sqrt(12 * 512)
-    assert len(trace.hashes()) == 20_000
+    assert len(trace.seen().hashes) == 20_000

@@ -108,7 +108,7 @@ def test_reversed_and_read_only_arrays_are_read():
         (lambda: read(iter([]), None, 0), ValueError, "n_rows must be a positive"),
         (lambda: collect(read([X])), TypeError, r"pair \(x, y\), got Tensor"),
         (lambda: collect(read([(X, Y, Y)])), TypeError, r"pair \(x, y\), got a tuple of 3"),
-        (lambda: collect(read((X, Y))), TypeError, r"call fit\(X, y\)"),
+        (lambda: collect(read((X, Y))), TypeError, "give arrays as X and y"),
     ],
 )
 def test_bad_data_are_refused_with_what_to_do(call, error, message):

@@ -36,6 +36,7 @@ SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.999])
 PRIOR_RELATIVE_DAMPING = 1e-4
 
 DRIFT = 1e-3  # the p-value below which calibration and training rows are said to differ
+SEEN = 0.05  # the share of training rows, more than by chance, from which on they are said to be among the others
 BLOCK = 2**22  # numbers in a (rows, scales, scales) array
 
 
@@ -56,9 +57,11 @@ class Scales:
     @classmethod
     def grid(cls, eigenvalues: np.ndarray, n_rows: int) -> Scales:
         """λ and b around what is plausible for a network whose JᵀJ, over n rows, has these eigenvalues."""
+        if len(eigenvalues) == 0:  # a sketch that holds nothing: only the constant width is left
+            return cls(np.array([1.0]), np.array([0]), np.array([0.0]), np.array([0.0]))
         e = eigenvalues[:, None]
         dampings = RELATIVE_DAMPINGS * eigenvalues[0]
-        average = (e**2 / (e + dampings) ** 2).sum(axis=0) / n_rows  # of q over the training rows
+        average = np.square(e / (e + dampings)).sum(axis=0) / n_rows  # of q over the training rows
         odds = SHARES / (1 - SHARES)
         which, share = np.divmod(np.arange(len(dampings) * len(SHARES)), len(SHARES))
         decades = np.log10(RELATIVE_DAMPINGS / PRIOR_RELATIVE_DAMPING)
@@ -84,7 +87,9 @@ class ConformalScale:
         squared = scales.squared(q)
         self.scales = scales
         self.n_rows = len(residuals)
-        signed = residuals[:, None] / np.sqrt(squared)
+        # a power of two, which changes no digit, keeps the squares from over- and underflowing
+        self._unit = math.ldexp(1.0, math.frexp(float(np.abs(residuals).max()))[1] - 1)
+        signed = residuals[:, None] / self._unit / np.sqrt(squared)
         self._signed = np.sort(signed, axis=0)  # (n, C)
         self._absolute = np.sort(np.abs(signed), axis=0)
         self._sum_squares = np.square(signed).sum(axis=0)  # (C,)
@@ -104,15 +109,15 @@ class ConformalScale:
     @property
     def standardised(self) -> np.ndarray:  # (n,), sorted
         """|r|/σ under that choice."""
-        return self._absolute[:, self.chosen]
+        return self._unit * self._absolute[:, self.chosen]
 
     def scale(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> (rows,)
         """σ(x) under the choice of the calibration rows alone."""
-        return np.sqrt(self.scales.squared(q)[:, self.chosen])
+        return np.sqrt(self.scales.squared(q)[:, self.chosen]) if len(q) else np.zeros(0)
 
     def quantile(self, level: float) -> float:
         """The conformal quantile of |r|/σ under that choice."""
-        return float(self._absolute[self._rank(level) - 1, self.chosen])
+        return float(self.standardised[self._rank(level) - 1])
 
     def bounds(
         self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both"
@@ -133,7 +138,7 @@ class ConformalScale:
         scores = {"both": self._absolute, "upper": self._signed, "lower": -self._signed[::-1]}[side]
         cuts = [np.sqrt(squared) * scores[self._rank(level) - 1] for level in levels]
         largest = _largest if side == "both" else _largest_signed
-        bound = np.stack([largest(first, last, cut) for cut in cuts], axis=1)
+        bound = self._unit * np.stack([largest(first, last, cut) for cut in cuts], axis=1)
         infinite = np.full_like(bound, np.inf)
         return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
 
@@ -152,8 +157,7 @@ class ConformalScale:
         return np.where(never, np.inf, first), np.where(never, 0.0, last)
 
     def _rank(self, level: float) -> int:
-        """⌈(n+1)·level⌉, in the arithmetic of decimals: 0.95·20 is 19, not 19.000000000000004."""
-        rank = math.ceil((self.n_rows + 1) * level - 1e-9)
+        rank = _rank(level, self.n_rows)
         if rank > self.n_rows:
             raise ValueError(
                 f"{self.n_rows} calibration rows are too few for level {level:g}: "
@@ -185,14 +189,16 @@ class Calibration:
     score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
     drift: float  # p-value of "calibration rows have the leverages of training rows"; NaN where not tested
     seen: float  # share of the calibration rows that were training rows
-    rmse_ratio: float  # root mean square of the residuals, over that of the training rows
+    repeated: float  # and how large it would be by chance, from repetitions among the training rows
 
     def warnings(self) -> list[str]:
         """Where the guarantee rests on something that looks doubtful."""
-        if self.seen > 0.5 and self.rmse_ratio < 1.2:
+        by_chance = self.repeated + 4 * math.sqrt(self.repeated * (1 - self.repeated) / self.conformal.n_rows)
+        if self.seen > by_chance + SEEN:
             return [
-                f"{self.seen:.0%} of the calibration rows were training rows: their residuals are too small, so will "
-                "be the intervals; calibrate on rows that the network was not trained on"
+                f"{self.seen:.0%} of the calibration rows were training rows ({self.repeated:.0%} would be by chance): "
+                "their residuals are too small, so will be the intervals; calibrate on rows that the network was not "
+                "trained on"
             ]
         if self.drift < DRIFT:
             return [
@@ -230,13 +236,30 @@ def cross_calibrated_score(
 
 def rows_needed(level: float) -> int:
     """The fewest calibration rows for a level: ⌈(n+1)·level⌉ ≤ n."""
-    return math.ceil(level / (1 - level) - 1e-9)
+    n = max(1, math.floor(level / (1 - level)) - 1)  # rounding makes it too large or too small by one
+    while _rank(level, n) > n:
+        n += 1
+    return n
+
+
+def _rank(level: float, n: int) -> int:
+    """⌈(n+1)·level⌉, in the arithmetic of decimals: 0.95·20 is 19, not 19.000000000000004."""
+    return math.ceil((n + 1) * level - 1e-9)
 
 
 def drift(training: np.ndarray, calibration: np.ndarray) -> float:
-    """p-value of the two-sample Kolmogorov–Smirnov test; NaN where there is nothing to compare with."""
+    """p-value of "these are leverages of rows like the training rows"; NaN where there is nothing to compare with.
+
+    A new row's leverage is larger than that of the same row among the training rows, h, and smaller than that of the
+    row left out of them, h/(1 − h). So it is compared with both, by one-sided Kolmogorov–Smirnov tests: is it smaller
+    than h, is it larger than h/(1 − h)?
+    """
     if len(training) == 0:
         return math.nan
     from scipy.stats import ks_2samp
 
-    return float(ks_2samp(training, calibration).pvalue)
+    left_out = training / np.maximum(1 - training, np.finfo(np.float64).eps)
+    rounding = 1e-4  # leverages of equal rows differ by this much at most
+    smaller = ks_2samp(calibration, (1 - rounding) * training, alternative="greater", method="asymp").pvalue
+    larger = ks_2samp(calibration, (1 + rounding) * left_out, alternative="less", method="asymp").pvalue
+    return min(1.0, 2 * float(min(smaller, larger)))

@@ -51,7 +51,7 @@ class Batches:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 raise TypeError(
                     f"each batch must be a pair (x, y), got {_describe(batch)}; "
-                    "for arrays call fit(X, y), for other layouts map your loader to pairs"
+                    "give arrays as X and y, and map a loader of another layout to pairs"
                 )
             x, y = inputs(batch[0]), targets(batch[1])
             check_pair(x, y)
@@ -68,7 +68,7 @@ def read(data: Any, y: Any = None, n_rows: int | None = None) -> Batches:
         raise ValueError(f"n_rows must be a positive whole number, got {n_rows!r}")
     if y is not None:
         if isinstance(data, DataLoader | Dataset):
-            raise TypeError("a loader or Dataset already holds its targets: call fit(loader) without y")
+            raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
         X, y = inputs(data), targets(y)
         check_pair(X, y)
         # A long fit must not end in an error that a look at the arrays would have given.
@@ -79,9 +79,9 @@ def read(data: Any, y: Any = None, n_rows: int | None = None) -> Batches:
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
         return Batches(source, len(X))
     if isinstance(data, Tensor | np.ndarray) or hasattr(data, "__array__"):
-        raise TypeError("targets are missing: call fit(X, y), or fit(loader) with a loader of (x, y) batches")
+        raise TypeError("targets are missing: give X and y, or a loader of (x, y) batches")
     if isinstance(data, IterableDataset):
-        raise TypeError("an IterableDataset must be wrapped: fit(DataLoader(dataset, batch_size=...))")
+        raise TypeError("an IterableDataset must be wrapped: DataLoader(dataset, batch_size=...)")
     if isinstance(data, Dataset):
         if not hasattr(data, "__len__"):
             raise TypeError("a Dataset must have a length: define __len__, or pass a loader of (x, y) batches")

@@ -10,6 +10,7 @@ import torch
 
 from .calibration import PRIOR_RELATIVE_DAMPING, Side
 from .covariance import Covariance
+from .trace import SeenRows
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Fit:
     n_parameters: int
     dtype: torch.dtype
     fingerprint: dict[str, str]
-    row_hashes: np.ndarray  # of the training inputs
-    leverages: np.ndarray  # of some training rows, each as if left out: hᵢᵢ/(1 − hᵢᵢ)
+    seen: SeenRows
+    leverages: np.ndarray  # of some training rows; none for a sketch, which forgets single rows
 
     @property
     def effective_parameters(self) -> float:
@@ -35,7 +36,7 @@ class Fit:
         if self.covariance.damping is not None:
             return self.covariance
         spectral = self.covariance.diagonalised()
-        return spectral.at(PRIOR_RELATIVE_DAMPING * float(spectral.eigenvalues[0]))
+        return spectral.at(PRIOR_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
 
     @property
     def degrees_of_freedom(self) -> float:

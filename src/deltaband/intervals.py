@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,10 +28,11 @@ from .gradients import GradientBatch, Network, plain_autograd
 from .metrics import interval_scores
 from .result import Intervals, like, parse_levels
 from .summary import describe
-from .trace import RowTrace, row_hashes
+from .trace import RowTrace, pair_hashes
 from .warning import DeltabandWarning
 
 Array = TypeVar("Array", np.ndarray, Tensor)
+ADVICE = "look at the scale of that row, and for NaN among the weights"
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -105,7 +105,7 @@ class PredictionIntervals:
             for x, targets, first in batches.chunks(network.check):
                 outputs, gradients = _checked_gradients(network, x, first)
                 engine.update(gradients)
-                trace.update(network.prepare(x))
+                trace.update(network.prepare(x), targets)
                 rss += float((targets - outputs.cpu().double()).square().sum())
                 energy += float(gradients.squared_norms.sum())
                 count += len(x)
@@ -125,14 +125,13 @@ class PredictionIntervals:
             network.n_parameters,
             network.dtype,
             network.fingerprint(),
-            trace.hashes(),
+            trace.seen(),
             np.zeros(0),
         )
-        if covariance.error_bound == 0.0:  # a sketch forgets single rows: theirs cannot be taken out again
-            h = self._ask(trace.sample(), fit, fit.reference.leverage)[1]
-            fit = replace(fit, leverages=h / np.maximum(1 - h, np.finfo(np.float64).eps))
+        if covariance.error_bound == 0.0:
+            fit = replace(fit, leverages=self._ask(trace.sample(), fit, fit.reference.leverage)[1])
+        _warn(fit.warnings())  # which may be errors: then nothing has changed
         self._fit, self._calibration = fit, None
-        _warn(fit.warnings())
         return self
 
     def calibrate(self, data: Any, y: Any = None, *, tune: bool = True, seed: int = 0) -> PredictionIntervals:
@@ -149,9 +148,12 @@ class PredictionIntervals:
         level. `seed` only draws the folds for the interval score that `summary()` shows.
         """
         fit = self._fitted()
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise ValueError(f"seed must be a whole number ≥ 0, got {seed!r}")
         batches = reading.read(data, y)
         network = Network(self.model)
-        self._compare_weights(network, fit)
+        if changed := self._changed_weights(network, fit):
+            raise ValueError(f"the model's weights have changed since fit (first: {changed!r}): call fit again first")
         covariance, scales = self._scales(fit, tune)
         parts = []
         with plain_autograd(network.device):
@@ -161,7 +163,7 @@ class PredictionIntervals:
                 q = scale_variances(covariance, g, scales)
                 formula = np.full(len(x), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
                 h = fit.reference.leverage(g)
-                parts.append((r, q, formula, h, row_hashes(network.prepare(x))))
+                parts.append((r, q, formula, h, pair_hashes(network.prepare(x), targets)))
         if not parts:
             raise ValueError("the calibration data are empty (a generator can be read only once)")
         r, q, formula, h, hashes = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -172,11 +174,11 @@ class PredictionIntervals:
             score_before=float(interval_scores(r, -half, half, 0.95).mean()),
             score_after=cross_calibrated_score(r, q, scales, seed),
             drift=drift(fit.leverages, h),
-            seen=float(np.isin(hashes, fit.row_hashes).mean()),
-            rmse_ratio=math.sqrt(float(np.mean(r**2)) / max(fit.rss / fit.n_rows, np.finfo(np.float64).tiny)),
+            seen=fit.seen.share(hashes),
+            repeated=fit.seen.repeated,
         )
-        self._calibration = calibration
         _warn(calibration.warnings())
+        self._calibration = calibration
         return self
 
     def predict(
@@ -196,12 +198,15 @@ class PredictionIntervals:
         levels = parse_levels(level)
         if kind not in ("observation", "mean"):
             raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
-        if side not in ("both", "lower", "upper"):
+        if not isinstance(side, str) or side not in ("both", "lower", "upper"):
             raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
-        fit = self._fitted()
-        if kind == "observation" and self._calibration is not None:
-            outputs, q = self._ask(x, fit, self._calibration.variances)
-            lower, upper = self._calibration.conformal.bounds(q, levels, side)
+        fit, calibration = self._fitted(), self._calibration
+        if kind == "observation" and calibration is not None:
+            outputs, q = self._ask(x, fit, calibration.variances)
+            lower, upper = calibration.conformal.bounds(q, levels, side)
+            # residuals may be tied, and the same output differ by a rounding from batch to batch
+            slack = 2 * torch.finfo(fit.dtype).eps * np.abs(outputs)[:, None]
+            lower, upper = lower - slack, upper + slack
         else:
             outputs, q = self._ask(x, fit, self._formula(fit).variance)
             spread = np.sqrt(q + 1.0 if kind == "observation" else q)
@@ -211,13 +216,20 @@ class PredictionIntervals:
         lower, upper = outputs[:, None] + lower, outputs[:, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, 0], upper[:, 0]
-        mean, lower, upper = (like(x, part, fit.dtype) for part in (outputs, lower, upper))
+        mean = like(x, outputs, fit.dtype)
+        lower, upper = like(x, lower, fit.dtype, -np.inf), like(x, upper, fit.dtype, np.inf)
         return Intervals(mean, lower, upper, levels[0] if np.ndim(level) == 0 else levels)
+
+    def prediction(self, x: Array) -> Array:
+        """ŷ alone, with the checks of `predict` and without its gradients."""
+        fit = self._fitted()
+        return like(x, self._ask(x, fit)[0], fit.dtype)
 
     def prediction_and_scale(self, x: Array) -> tuple[Array, Array]:
         """ŷ and σ(x), which the width of an interval is proportional to: √(1 + q), or √(1 + b·q) after `calibrate`.
 
-        After `calibrate` with `tune=True` it is the scale that the calibration rows alone would choose.
+        After `calibrate` with `tune=True` it is the scale that the calibration rows alone would choose. Who takes a
+        conformal quantile of their own with it should do so on other rows: on the same ones the guarantee is lost.
         """
         fit, calibration = self._fitted(), self._calibration
         if calibration is None:
@@ -301,10 +313,18 @@ class PredictionIntervals:
             )
         return engine.start(n_rows=n_rows, damping=damping)
 
-    def _ask(self, x: Any, fit: Fit, question: Callable[[GradientBatch], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Outputs and the covariance's answer for each row of `x`, both (n,) in float64."""
+    def _ask(
+        self, x: Any, fit: Fit, question: Callable[[GradientBatch], np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Outputs (n,) in float64 and the answer for each row of `x`; no gradients where there is no question."""
         network = Network(self.model)
-        self._compare_weights(network, fit)
+        if changed := self._changed_weights(network, fit):
+            warnings.warn(
+                f"the model's weights have changed since fit (first: {changed!r}): predictions come from the new "
+                "weights, the width of the intervals from the old ones; call fit again",
+                DeltabandWarning,
+                stacklevel=3,
+            )
         X = reading.inputs(x)
         reading.check_finite(X, "inputs")
         if len(X) == 0:
@@ -312,6 +332,10 @@ class PredictionIntervals:
         answers = []
         with plain_autograd(network.device):
             rows = network.check(X)
+            if question is None:
+                outputs = network.outputs(X)
+                reading.check_finite(outputs, "the network's outputs", advice=ADVICE)
+                return outputs.cpu().double().numpy(), np.zeros(0)
             for first in range(0, len(X), rows):
                 outputs, gradients = _checked_gradients(network, X[first : first + rows], first)
                 answers.append((outputs.cpu().double().numpy(), question(gradients)))
@@ -343,27 +367,24 @@ class PredictionIntervals:
     def _covariance(self, fit: Fit) -> Covariance:
         if fit.covariance.damping is None:
             raise ValueError(
-                "λ is not known: give PredictionIntervals the optimiser's weight_decay= or damping=, and fit again, "
-                "or calibrate on held-out data for prediction intervals without it"
+                "λ is not known: give PredictionIntervals the optimiser's weight_decay= or damping=, and fit again; "
+                + (
+                    "a calibration stands in for it only in the intervals of new observations"
+                    if self._calibration is not None
+                    else "or calibrate on held-out data for prediction intervals without it"
+                )
             )
         return fit.covariance
 
-    def _compare_weights(self, network: Network, fit: Fit) -> None:
+    def _changed_weights(self, network: Network, fit: Fit) -> str | None:
+        """The first parameter that is not as it was at fit."""
         if network.n_parameters != fit.n_parameters:
             raise ValueError(
                 f"the model has {network.n_parameters:,} trainable parameters now and had {fit.n_parameters:,} at fit: "
                 "call fit again"
             )
         now = network.fingerprint()
-        if now == fit.fingerprint:
-            return
-        changed = next(name for name in {**fit.fingerprint, **now} if now.get(name) != fit.fingerprint.get(name))
-        warnings.warn(
-            f"the model's weights have changed since fit (first: {changed!r}): predictions come from the new weights, "
-            "the width of the intervals from the old ones; call fit again",
-            DeltabandWarning,
-            stacklevel=4,
-        )
+        return next((name for name in {**fit.fingerprint, **now} if now.get(name) != fit.fingerprint.get(name)), None)
 
 
 def _warn(messages: list[str]) -> None:
@@ -373,7 +394,6 @@ def _warn(messages: list[str]) -> None:
 
 def _checked_gradients(network: Network, x: Tensor, first: int) -> tuple[Tensor, GradientBatch]:
     outputs, gradients = network.gradients(x)
-    advice = "look at the scale of that row, and for NaN among the weights"
-    reading.check_finite(outputs, "the network's outputs", first, advice)
-    reading.check_finite(torch.from_numpy(gradients.squared_norms), "the network's gradients", first, advice)
+    reading.check_finite(outputs, "the network's outputs", first, ADVICE)
+    reading.check_finite(torch.from_numpy(gradients.squared_norms), "the network's gradients", first, ADVICE)
     return outputs, gradients

@@ -54,7 +54,14 @@ def to_numpy(values: Any) -> np.ndarray:
     return np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=np.float64)
 
 
-def like(x: Any, values: np.ndarray, dtype: torch.dtype) -> Any:
-    """`values` as what the user brought: a tensor on x's device, or an array; in the network's precision."""
-    result = torch.from_numpy(values).to(dtype)
+def like(x: Any, values: np.ndarray, dtype: torch.dtype, toward: float | None = None) -> Any:
+    """`values` as what the user brought: a tensor on x's device, or an array; in the network's precision.
+
+    `toward` ±inf rounds that way, so that a bound is still one.
+    """
+    exact = torch.from_numpy(values)
+    result = exact.to(dtype)
+    if toward is not None:
+        short = result < exact if toward > 0 else result > exact
+        result = torch.where(short, torch.nextafter(result, torch.full_like(result, toward)), result)
     return result.to(x.device) if isinstance(x, Tensor) else result.numpy()

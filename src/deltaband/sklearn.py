@@ -11,8 +11,6 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("this needs scikit-learn: pip install 'deltaband[sklearn]'") from error
 
-from .data import inputs
-from .gradients import Network
 from .intervals import PredictionIntervals
 
 
@@ -21,7 +19,8 @@ class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     What takes regressors with a standard deviation takes this one, for instance MAPIE's
     `SplitConformalRegressor(..., conformity_score="std_normalized", prefit=True)`. The network is trained and the band
-    fitted before: `fit` checks only that they are.
+    fitted before: `fit` checks only that they are. The rows it is conformalised on must not be those that the band was
+    calibrated on; a band that knows λ needs no calibration of its own for this.
     """
 
     def __init__(self, band: PredictionIntervals) -> None:
@@ -43,4 +42,4 @@ class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if return_std:
             mean, scale = self.band.prediction_and_scale(np.asarray(X))
             return mean.astype(np.float64), scale.astype(np.float64)
-        return Network(self.band.model).outputs(inputs(np.asarray(X))).double().cpu().numpy()
+        return self.band.prediction(np.asarray(X)).astype(np.float64)

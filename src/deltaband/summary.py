@@ -20,7 +20,8 @@ def describe(model: nn.Module, fit: Fit, damping: Damping, calibration: Calibrat
     ]
     rows.append(("covariance", fit.covariance.describe()))
     if fit.covariance.damping is None:
-        rows.append(("damping λ", "not given: predict needs weight_decay, damping or a calibration"))
+        hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
+        rows.append(("damping λ", f"not given{hint}"))
     else:
         rows += [
             ("damping λ", f"{fit.covariance.damping:.4g} ({damping})"),
@@ -30,7 +31,7 @@ def describe(model: nn.Module, fit: Fit, damping: Damping, calibration: Calibrat
         ]
     if calibration is not None:
         rows += _calibration_rows(calibration, fit)
-    return "\n".join(["PredictionIntervals", *(f"  {name:<20}{value}" for name, value in rows)])
+    return "\n".join(["PredictionIntervals", *(f"  {name:<22}{value}" for name, value in rows)])
 
 
 def _calibration_rows(calibration: Calibration, fit: Fit) -> list[tuple[str, str]]:
@@ -38,17 +39,18 @@ def _calibration_rows(calibration: Calibration, fit: Fit) -> list[tuple[str, str
     conformal = calibration.conformal
     before = "none" if fit.covariance.damping is None else f"{fit.covariance.damping:.4g}"
     rows = [
-        ("calibrated on", f"{conformal.n_rows:,} rows"),
+        ("calibrated on", f"{conformal.n_rows:,} rows: levels up to {conformal.n_rows / (conformal.n_rows + 1):.5g}"),
         ("  damping λ", f"{before} → {conformal.damping:.4g}"),
         ("  scale", f"√(1 + b·q), b = {conformal.b:.4g}" + (" (constant width)" if conformal.b == 0 else "")),
     ]
     if conformal.n_rows >= rows_needed(0.95):
-        unit = math.sqrt(float(np.mean(conformal.standardised**2)))
-        rows.append(
-            ("  95 % quantile", f"{conformal.quantile(0.95) / unit:.3f} standard deviations (Gaussian: 1.960)"),
-        )
-    return [
-        *rows,
-        ("  interval score", f"{calibration.score_before:.4g} → {calibration.score_after:.4g} (95 %, lower is better)"),
-        ("  like training rows", f"p = {calibration.drift:.2g} (leverages, Kolmogorov–Smirnov)"),
-    ]
+        largest = conformal.standardised[-1] or 1.0
+        deviation = largest * math.sqrt(float(np.mean((conformal.standardised / largest) ** 2)))
+        quantile = conformal.quantile(0.95) / deviation if deviation else 0.0
+        rows.append(("  95 % quantile", f"{quantile:.3f} standard deviations (Gaussian: 1.960)"))
+    scores = [f"{s:.4g}" for s in (calibration.score_before, calibration.score_after) if not math.isnan(s)]
+    if not math.isnan(calibration.score_after):
+        rows.append(("  interval score", f"{' → '.join(scores)} (95 %, lower is better)"))
+    if not math.isnan(calibration.drift):
+        rows.append(("  like training rows", f"p = {calibration.drift:.2g} (leverages, Kolmogorov–Smirnov)"))
+    return rows

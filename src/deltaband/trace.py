@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,8 +11,19 @@ from torch import Tensor
 SAMPLE = 512
 
 
+class SeenRows(NamedTuple):
+    """Which rows were trained on."""
+
+    hashes: np.ndarray  # sorted
+    repeated: float  # the share of training rows that another training row is equal to
+
+    def share(self, hashes: np.ndarray) -> float:
+        """How many of these rows were trained on."""
+        return float(np.isin(hashes, self.hashes).mean())
+
+
 class RowTrace:
-    """Takes in the training inputs as they stream by. The sampled rows themselves are dropped after the fit."""
+    """Takes in the training rows as they stream by. The sampled ones themselves are dropped after the fit."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
@@ -18,8 +31,8 @@ class RowTrace:
         self._keys = np.zeros(0)
         self._rows: Tensor | None = None
 
-    def update(self, x: Tensor) -> None:
-        self._hashes.append(row_hashes(x))
+    def update(self, x: Tensor, y: Tensor) -> None:
+        self._hashes.append(pair_hashes(x, y))
         keys = self._rng.random(len(x))
         if self._rows is None:
             self._rows, self._keys = x, keys
@@ -31,13 +44,19 @@ class RowTrace:
             smallest = np.argpartition(self._keys, SAMPLE)[:SAMPLE]
             self._rows, self._keys = self._rows[smallest], self._keys[smallest]
 
-    def hashes(self) -> np.ndarray:  # sorted
-        return np.unique(np.concatenate(self._hashes))
+    def seen(self) -> SeenRows:
+        hashes, counts = np.unique(np.concatenate(self._hashes), return_counts=True)
+        return SeenRows(hashes, float(counts[counts > 1].sum() / counts.sum()))
 
     def sample(self) -> Tensor:
         """Up to 512 rows, drawn uniformly from those that have the shape of the first."""
         assert self._rows is not None
         return self._rows
+
+
+def pair_hashes(x: Tensor, y: Tensor) -> np.ndarray:  # (b,) uint64
+    """Of inputs and target together; the target in float32, so that its precision makes no difference."""
+    return row_hashes(x) * np.uint64(0x9E3779B97F4A7C15) + row_hashes(y.float()[:, None])
 
 
 def row_hashes(x: Tensor) -> np.ndarray:  # (b,) uint64

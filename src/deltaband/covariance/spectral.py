@@ -95,4 +95,4 @@ def effective(e: Any, damping: float) -> Any:
 def _sigma(e: np.ndarray, damping: Any) -> np.ndarray:
     """e/(e+λ)², the eigenvalue of Σ⁻¹; 0 where e is."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(e > 0, e / (e + damping) ** 2, 0.0)
+        return np.where(e > 0, e / (e + damping) / (e + damping), 0.0)
