@@ -1,4 +1,4 @@
-"""Calibrated intervals against the formula and against MAPIE on the same rows: `python -m experiments.calibration`.
+"""Calibrated intervals against the formula and against MAPIE on the same rows: `python -m experiments calibration`.
 
 For each data set, split and way of training one network is trained; four methods then give 95 % intervals of its test
 rows:
@@ -8,18 +8,19 @@ rows:
 - boosted: MAPIE's residual_normalized, the residuals learnt by gradient boosting on a quarter of the calibration rows;
 - ours: `band.calibrate`.
 
-A row a cell is appended to the CSV as it finishes; a run that was interrupted goes on where it stopped.
+The rows of a cell are appended to the CSV as it finishes; a run that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 from mapie.conformity_scores import ResidualNormalisedScore
 from mapie.regression import SplitConformalRegressor
@@ -30,6 +31,7 @@ from deltaband import DeltabandWarning, Intervals, PredictionIntervals, metrics
 from deltaband.sklearn import BandRegressor
 
 from . import data
+from .rows import Rows
 
 LEVEL = 0.95
 SETTINGS = {
@@ -45,7 +47,7 @@ def train(X: torch.Tensor, y: torch.Tensor, setting: str, name: str, seed: int) 
     """Two layers of 50, early stopping on 15 % of the rows; returns the best network and the rows it was trained on."""
     torch.manual_seed(seed)
     optimiser_class, weight_decay = SETTINGS[setting]
-    batch, rate = (32_000, 1e-2) if name == "sgemm" else (512, 1e-3)
+    batch, rate, at_most = (32_000, 1e-2, 2_000) if name == "sgemm" else (512, 1e-3, STEPS)
     model = nn.Sequential(
         nn.Linear(X.shape[1], 50), nn.LeakyReLU(), nn.Linear(50, 50), nn.LeakyReLU(), nn.Linear(50, 1)
     )
@@ -54,7 +56,7 @@ def train(X: torch.Tensor, y: torch.Tensor, setting: str, name: str, seed: int) 
     rows = slice(held, len(X))
     loss = nn.functional.mse_loss
     best, kept, waited, steps = np.inf, None, 0, 0
-    while waited < PATIENCE and steps < STEPS:
+    while waited < PATIENCE and steps < at_most:
         for part in torch.randperm(len(X) - held).split(batch):
             optimiser.zero_grad()
             loss(model(X[rows][part])[:, 0], y[rows][part]).backward()
@@ -69,8 +71,7 @@ def train(X: torch.Tensor, y: torch.Tensor, setting: str, name: str, seed: int) 
     return model, rows
 
 
-def run(folder: Path, name: str, setting: str, split: int) -> list[dict[str, object]]:
-    X, y = data.load(folder, name)
+def run(name: str, X: np.ndarray, y: np.ndarray, setting: str, split: int) -> list[dict[str, object]]:
     order = np.random.default_rng(split).permutation(len(y))
     n_train = int(0.9 * len(y))
     n_calibration = int(0.2 * n_train)
@@ -117,29 +118,29 @@ def run(folder: Path, name: str, setting: str, split: int) -> list[dict[str, obj
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="folder of the data sets (or DELTABAND_DATA)")
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments calibration", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="folder of the data sets (or DELTABAND_DATA); what it lacks comes from OpenML")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     folder = data.folder(options.data)
     warnings.simplefilter("ignore", DeltabandWarning)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    done = set()
-    if options.out.exists():
-        done = set(pd.read_csv(options.out)[["data", "setting", "split"]].itertuples(index=False, name=None))
-    for split in range(options.splits):
-        for name in options.datasets:
-            for setting in options.settings:
-                if (name, setting, split) not in done:
-                    cells = pd.DataFrame(run(folder, name, setting, split))
-                    cells.to_csv(
-                        options.out, mode="a", header=not options.out.exists(), index=False, float_format="%.6g"
-                    )
-
-
-if __name__ == "__main__":
-    main()
+    rows = Rows(options.out, key=("data", "setting", "split"))
+    done = rows.done()
+    to_do = {
+        name: [
+            (setting, split)
+            for split, setting in itertools.product(range(options.splits), dict.fromkeys(options.settings))
+            if (name, setting, split) not in done
+        ]
+        for name in options.datasets
+    }
+    available = data.Available([name for name in to_do if to_do[name]], folder)
+    for name, X, y in available:
+        for setting, split in to_do[name]:
+            rows.append(run(name, X, y, setting, split))
+    if available.malformed:
+        raise SystemExit(1)

@@ -1,7 +1,4 @@
-"""The calibration experiment as a Markdown table: `python -m experiments.report`.
-
-Reads `results/calibration.csv`, writes `results/calibration.md`.
-"""
+"""The calibration experiment as a Markdown table: `results/calibration.md` from `results/calibration.csv`."""
 
 from __future__ import annotations
 
@@ -77,13 +74,9 @@ def summary(cells: pd.DataFrame) -> list[str]:
     return lines
 
 
-def main() -> None:
+def write() -> None:
     cells = pd.read_csv(RESULTS)
     text = ["# Calibration: 95 % intervals on real data", "", *summary(cells), "", joint_coverage(cells), ""]
     for setting in SETTINGS:
         text += table(cells, setting)
     Path(RESULTS).with_suffix(".md").write_text("\n".join(text))
-
-
-if __name__ == "__main__":
-    main()

@@ -151,3 +151,27 @@ def conformal_residuals(
         if np.sum(scores[:-1] < scores[-1]) + 1 <= np.ceil((n + 1) * level - 1e-9):
             accepted.append(r)
     return accepted
+
+
+def dropout_passes(model: nn.Module, X: torch.Tensor, passes: int, seed: int) -> np.ndarray:
+    """Outputs (T, n) of one forward after the other; the model's dropout must be on, all else in eval mode."""
+    with torch.no_grad(), torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return np.array([model(X).reshape(-1).double().numpy() for _ in range(passes)])
+
+
+def dropout_log_likelihood(outputs: np.ndarray, y: np.ndarray, noise_std: float) -> float:
+    """The log of the mean density over passes, averaged over rows; `outputs` is (T, n)."""
+    T, n = outputs.shape
+    logs = []
+    for i in range(n):
+        density = sum(np.exp(-((y[i] - outputs[t, i]) ** 2) / (2 * noise_std**2)) for t in range(T)) / T
+        logs.append(np.log(density / np.sqrt(2 * np.pi * noise_std**2)))
+    return sum(logs) / n
+
+
+def gaussian_intervals(outputs: np.ndarray, noise_std: float, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds from the outputs (T, n) of T passes, or of T networks: their mean and population variance, and noise."""
+    mean = sum(outputs) / len(outputs)
+    variance = sum((row - mean) ** 2 for row in outputs) / len(outputs)
+    return stats.norm.interval(level, mean, np.sqrt(variance + noise_std**2))

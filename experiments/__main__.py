@@ -1,0 +1,26 @@
+"""`python -m experiments COMMAND …`: the paper's evaluation, the study of its score, and calibration on real data."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "reproduce": "Table 1 and Table 2 of the paper: every method on every split",
+    "figure": "Figure 1 of the paper: spectra for red wine, rank 200",
+    "score": "which directions a sketch should keep, at ranks 50 to 1000",
+    "calibration": "calibrated intervals against the formula and MAPIE",
+    "report": "Markdown and pictures from the results of all of them",
+}
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments or arguments[0] not in COMMANDS:
+        lines = [f"  {name:<12} {text}" for name, text in COMMANDS.items()]
+        print("\n".join(["usage: python -m experiments COMMAND [--help]", "", *lines]))
+        sys.exit(0 if arguments in (["--help"], ["-h"]) else 2)
+    importlib.import_module(f"experiments.{arguments[0]}").main(arguments[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,106 @@
+"""A CSV of results that grows cell by cell, so that a run that was interrupted goes on where it stopped.
+
+A cell is the rows of one key, such as (data, setting, split). They are written in one write that ends with a line
+break, so a process killed while writing leaves at most one torn cell, at the end of the file: it does not count as
+done, and the next `append` removes it. (Only a write cut exactly between two of its rows would go unnoticed.) One
+process writes a file; any number may read it meanwhile.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+Key = tuple[str | int, ...]
+
+
+class Rows:
+    """`Rows(path, key=("data", "setting", "split"))`: the file need not exist yet."""
+
+    def __init__(self, path: Path, key: Sequence[str] = ("data", "setting", "split")):
+        self.path = Path(path)
+        self.key = tuple(key)
+
+    def done(self) -> set[Key]:
+        """The keys of the finished cells; whole numbers are `int`, all else is `str`."""
+        header, *lines = self._sound() or [""]
+        return {self._key_of(_fields(header), _fields(line)) for line in lines}
+
+    def read(self) -> pd.DataFrame:
+        """The rows of the finished cells."""
+        lines = self._sound()
+        return pd.read_csv(io.StringIO("\n".join(lines))) if lines else pd.DataFrame(columns=list(self.key))
+
+    def append(self, rows: Sequence[dict[str, object]]) -> None:
+        """Add one finished cell: all its rows, with the columns of the rows that are there."""
+        if not rows:
+            raise ValueError("a cell has at least one row")
+        lines = self._sound()
+        columns = _fields(lines[0]) if lines else list(rows[0])
+        for row in rows:
+            if list(row) != columns:
+                raise ValueError(f"{self.path} has the columns {', '.join(columns)}; the row has {', '.join(row)}")
+        keys = {tuple(row[name] for name in self.key) for row in rows}
+        if len(keys) != 1:
+            raise ValueError(f"a cell is the rows of one key, got {sorted(map(str, keys))}")
+        (key,) = keys
+        if tuple(_value(str(part)) for part in key) != key:
+            raise ValueError(f"a key is made of words and whole numbers, or it is not found again; got {key}")
+        if key in self.done():
+            raise ValueError(f"{self.path} has the cell {key} already")
+        text = pd.DataFrame(rows).to_csv(header=not lines, index=False, float_format="%.6g", lineterminator="\n")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.truncate(sum(len(line.encode()) + 1 for line in lines))
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _sound(self) -> list[str]:
+        """The lines of the file, the header first, without a torn cell at the end; none where there is no header."""
+        if not self.path.exists():
+            return []
+        *whole, torn = self.path.read_bytes().split(b"\n")
+        if not whole:
+            return []
+        lines = [line.decode() for line in whole]
+        rest = torn.decode(errors="replace")
+        header = _fields(lines[0])
+        if absent := [name for name in self.key if name not in header]:
+            raise ValueError(f"{self.path} has no column {', '.join(absent)}; its header is {lines[0]!r}")
+        if not rest and len(lines) > 1 and len(_fields(lines[-1])) != len(header):
+            rest = lines.pop()
+        for number, line in enumerate(lines, start=1):
+            if len(_fields(line)) != len(header):
+                raise ValueError(f"{self.path}, line {number}: {len(header)} fields expected, got {line!r}")
+        if rest and len(lines) > 1:
+            last = self._key_of(header, _fields(lines[-1]))
+            if self._may_belong(header, _fields(rest), _fields(lines[-1])):
+                while len(lines) > 1 and self._key_of(header, _fields(lines[-1])) == last:
+                    lines.pop()
+        return lines
+
+    def _key_of(self, header: list[str], fields: list[str]) -> Key:
+        return tuple(_value(fields[header.index(name)]) for name in self.key)
+
+    def _may_belong(self, header: list[str], torn: list[str], fields: list[str]) -> bool:
+        """Whether a torn row can be of the same cell as the row before it; its last field may be cut short."""
+        places = [header.index(name) for name in self.key]
+        return all(
+            fields[place].startswith(torn[place]) if place == len(torn) - 1 else fields[place] == torn[place]
+            for place in places
+            if place < len(torn)
+        )
+
+
+def _fields(line: str) -> list[str]:
+    return next(csv.reader([line]), [])
+
+
+def _value(text: str) -> str | int:
+    return int(text) if text.removeprefix("-").isdecimal() else text
