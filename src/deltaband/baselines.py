@@ -1,0 +1,240 @@
+"""Two other ways to intervals, for comparison: dropout left on at prediction, and several trainings.
+
+Both give ŷ ± z·√(v + noise_std²), with z the normal quantile of the level, ŷ and v the mean and the variance (of the
+population) of T stochastic passes (`MCDropout`) or of M networks (`DeepEnsemble`). They need what `PredictionIntervals`
+does without: a network trained with dropout, or several trainings. Nothing guarantees their coverage.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from . import data as reading
+from .damping import _check_non_negative
+from .gradients import Network, plain_autograd
+from .intervals import NotFittedError
+from .result import Intervals, like, parse_levels
+
+# Dropout draws from torch's global generators: whoever seeds them must be alone.
+_RANDOM_NUMBERS = threading.RLock()
+ADVICE = "look at the scale of that row, and for NaN among the weights"
+
+
+class _Gaussian:
+    """ŷ ± z·√(v + noise_std²), for whoever says what ŷ and v are."""
+
+    def __init__(self, noise_std: float | None) -> None:
+        _check_non_negative(noise_std, "noise_std")
+        self.noise_std = noise_std
+        self._noise_std = None if noise_std is None else float(noise_std)
+
+    @property
+    def noise_std_(self) -> float:
+        """The noise of an observation, in the units of the target: as given, or as `fit` found it."""
+        if self._noise_std is None:
+            name = type(self).__name__
+            raise NotFittedError(f"the noise is not known: give {name} noise_std=, or call fit(x, y) on held-out rows")
+        return self._noise_std
+
+    def predict(self, x: Any, level: float | Sequence[float] = 0.95) -> Intervals:
+        """Intervals for new observations at the rows of `x`: NumPy in, NumPy out; tensor in, tensor out."""
+        levels, noise_std = parse_levels(level), self.noise_std_
+        X = reading.inputs(x)
+        reading.check_finite(X, "inputs")
+        mean, variance, dtype = self._moments(X)
+
+        from scipy.special import ndtri
+
+        half = np.sqrt(variance + noise_std**2)[:, None] * ndtri((1 + np.array(levels)) / 2)  # (n, levels)
+        lower, upper = mean[:, None] - half, mean[:, None] + half
+        if np.ndim(level) == 0:
+            lower, upper = lower[:, 0], upper[:, 0]
+        mean, lower, upper = (like(x, part, dtype) for part in (mean, lower, upper))
+        return Intervals(mean, lower, upper, levels[0] if np.ndim(level) == 0 else levels)
+
+    def _moments(self, X: Tensor) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
+        """ŷ and v, both (n,) in float64, and the network's precision."""
+        raise NotImplementedError
+
+
+class MCDropout(_Gaussian):
+    """Monte-Carlo dropout (Gal & Ghahramani, 2016): the spread of many passes with the dropout left on.
+
+        ŷ = mean ŷₜ,    v = mean (ŷₜ − ŷ)²,    noise_std² = 1/τ
+
+    Only modules such as nn.Dropout are stochastic; everything else, BatchNorm too, is in eval mode. F.dropout in a
+    `forward`, and the dropout inside nn.LSTM or nn.MultiheadAttention, stay off.
+
+    The model is never changed: the passes are those of a private twin. A call seeds torch's generator and puts it
+    back, so the same rows get the same intervals each time. Calls from several threads wait for each other; a thread
+    that draws from torch's global generator in the meantime takes part of their numbers, and both results change.
+    """
+
+    def __init__(self, model: nn.Module, *, noise_std: float | None = None, passes: int = 10000, seed: int = 0) -> None:
+        super().__init__(noise_std)
+        for name, value, least in (("passes", passes, 2), ("seed", seed, 0)):
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+                raise ValueError(f"{name} must be a whole number ≥ {least}, got {value!r}")
+        _dropouts(Network(model))  # whatever is wrong with the model is said now
+        self.model, self.passes, self.seed = model, int(passes), int(seed)
+
+    def fit(self, x: Any, y: Any, *, noise_stds: Sequence[float] | None = None) -> Self:
+        """Choose the noise_std of highest `log_likelihood` on held-out rows, in place of the one given.
+
+        `noise_stds` are the candidates; by default 24 from 1/100 to 2 standard deviations of `y`. For dropout rates,
+        train a network with each and compare their likelihoods.
+        """
+        if noise_stds is None:
+            scale = float(_held_out(x, y)[1].std(correction=0))
+            if scale == 0.0:
+                raise ValueError("the targets do not vary, so nothing tells the scale of the noise: give noise_stds=")
+            noise_stds = np.geomspace(0.01 * scale, 2 * scale, 24).tolist()
+        likelihoods = self.log_likelihood(x, y, noise_stds)
+        self._noise_std = float(np.atleast_1d(noise_stds)[np.argmax(likelihoods)])
+        return self
+
+    def log_likelihood(self, x: Any, y: Any, noise_stds: float | Sequence[float]) -> np.ndarray:  # (noise_stds,)
+        """Gal's predictive log-likelihood: the mean over rows of log (1/T Σₜ N(y; ŷₜ, noise_std²)), one a noise_std."""
+        sigma = np.atleast_1d(np.asarray(noise_stds, dtype=np.float64))
+        if sigma.ndim != 1 or not sigma.size or not np.all((sigma > 0) & np.isfinite(sigma)):
+            raise ValueError(f"noise_stds must be positive finite numbers, got {noise_stds!r}")
+        X, targets = _held_out(x, y)
+        factor = torch.from_numpy(-0.5 / sigma**2)[:, None, None]  # −τ/2
+        logs = np.full((len(sigma), len(X)), -np.inf)
+        network = Network(self.model)
+        with _seeded(self.seed, network.device):
+            for rows, outputs in _passes(network, X, self.passes):
+                squares = (targets[rows] - outputs).square()  # (t, b)
+                logs[:, rows] = np.logaddexp(logs[:, rows], torch.logsumexp(factor * squares, dim=1).numpy())
+        constants = math.log(self.passes) + 0.5 * math.log(2 * math.pi)
+        return logs.mean(axis=1) - np.log(sigma) - constants
+
+    def _moments(self, X: Tensor) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
+        network = Network(self.model)
+        count, mean, squares = np.zeros((3, len(X)))
+        with _seeded(self.seed, network.device):
+            for rows, outputs in _passes(network, X, self.passes):
+                # Chan's merge of two means and sums of squares
+                y, t, n = outputs.numpy(), len(outputs), count[rows]
+                shift = y.mean(axis=0) - mean[rows]
+                squares[rows] += y.var(axis=0) * t + shift**2 * n * t / (n + t)
+                mean[rows] += shift * t / (n + t)
+                count[rows] += t
+        return mean, squares / self.passes, network.dtype
+
+
+class DeepEnsemble(_Gaussian):
+    """Networks trained from different starting weights (Lakshminarayanan et al., 2017): the spread of their outputs.
+
+        ŷ = mean ŷₘ,    v = mean (ŷₘ − ŷ)²
+
+    The members are ordinary regression networks with one output. None is changed: private eval-mode twins do the
+    work, and `predict` can be called from several threads.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], *, noise_std: float | None = None) -> None:
+        super().__init__(noise_std)
+        if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
+            raise TypeError("models must be a list of networks, got one network")
+        self.models = list(models)
+        if len(self.models) < 2:
+            raise ValueError(f"an ensemble needs at least 2 networks, got {len(self.models)}")
+        if len({id(model) for model in self.models}) < len(self.models):
+            raise ValueError("the same network is in models more than once: each member must be trained on its own")
+        self._outputs(torch.empty(0))  # whatever is wrong with a model is said now
+
+    def fit(self, x: Any, y: Any) -> Self:
+        """noise_std² is the mean squared error of a single member on held-out rows, averaged over the members.
+
+        It replaces the noise_std given. Where the members were trained on all the data no rows are left for this: give
+        the validation error of a network that was trained on a part of them as `noise_std`, as the paper's code does.
+        """
+        X, targets = _held_out(x, y)
+        self._noise_std = float(np.sqrt(np.mean((self._outputs(X)[0] - targets.numpy()) ** 2)))
+        return self
+
+    def _moments(self, X: Tensor) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
+        outputs, dtype = self._outputs(X)
+        return outputs.mean(axis=0), outputs.var(axis=0), dtype
+
+    def _outputs(self, X: Tensor) -> tuple[np.ndarray, torch.dtype]:  # (M, n) float64
+        outputs, dtype = np.zeros((len(self.models), len(X))), torch.float32
+        for i, model in enumerate(self.models):
+            try:
+                network = Network(model)
+                dtype = torch.promote_types(dtype, network.dtype)
+                if len(X):
+                    network.check(X)
+                    y = network.outputs(X).cpu().double()
+                    reading.check_finite(y, "the network's outputs", advice=ADVICE)
+                    outputs[i] = y.numpy()
+            except (TypeError, ValueError) as error:
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(f"models[{i}]: {error}") from error
+        return outputs, dtype
+
+
+def _dropouts(network: Network) -> list[_DropoutNd]:
+    modules = [module for module in network.twin.modules() if isinstance(module, _DropoutNd) and module.p > 0]
+    if not modules:
+        raise ValueError(
+            "the model has no dropout module (nn.Dropout and its kin) with p > 0, so nothing in it is stochastic and "
+            "the intervals would all be of one width: MCDropout is for networks trained with dropout"
+        )
+    return modules
+
+
+def _passes(network: Network, X: Tensor, passes: int) -> Iterator[tuple[slice, Tensor]]:
+    """Some rows and their outputs in some of the passes, (t, b) float64, in turn: one forward of the rows t times."""
+    dropouts = _dropouts(network)
+    if len(X) == 0:
+        return
+    at_once = network.check(X)  # before the dropout is on; so many rows stay in the cache, and in memory
+    reached: list[bool] = []
+    for module in dropouts:
+        module.train()
+        # nn.TransformerEncoderLayer takes a shortcut past its dropout in eval mode, unless there are hooks
+        module.register_forward_hook(lambda module, args, output: None if reached else reached.append(True))
+    for first in range(0, len(X), at_once):
+        rows = slice(first, first + at_once)
+        x = network.prepare(X[rows])
+        repeats = max(1, at_once // len(x))
+        for done in range(0, passes, repeats):
+            t = min(repeats, passes - done)
+            y = network.twin(x.repeat(t, *[1] * (x.ndim - 1))).reshape(t, len(x))
+            if not reached:
+                raise ValueError("the model has dropout modules, but its forward does not pass through any of them")
+            reading.check_finite(y.T, "the network's outputs", first, ADVICE)
+            yield rows, y.cpu().double()
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """No gradients, and random numbers from `seed`; the global generators are as before afterwards."""
+    cuda = [device] if device.type == "cuda" else []
+    with _RANDOM_NUMBERS, plain_autograd(device), torch.no_grad(), torch.random.fork_rng(cuda):
+        # not torch.manual_seed, which reaches the generators of all devices
+        torch.default_generator.manual_seed(seed)
+        for where in cuda:
+            torch.cuda.default_generators[where.index].manual_seed(seed)
+        yield
+
+
+def _held_out(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    X, targets = reading.inputs(x), reading.targets(y)
+    reading.check_pair(X, targets)
+    if len(X) == 0:
+        raise ValueError("the held-out data are empty: give at least one row")
+    reading.check_finite(X, "inputs")
+    reading.check_finite(targets, "targets")
+    return X, targets
