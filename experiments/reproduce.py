@@ -1,0 +1,292 @@
+"""The paper's evaluation: every method on every split of every data set, one row each in a CSV.
+
+    python -m experiments reproduce --data DIR
+
+A run that was interrupted goes on where it stopped. All widths and scores are in units of the standard deviation of
+the training targets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from queue import Empty
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import stats
+from threadpoolctl import threadpool_limits
+from torch import nn
+from tqdm import tqdm
+
+from deltaband import DeltabandWarning, Exact, ImportantDirections, Intervals, PredictionIntervals, metrics
+from deltaband.baselines import DeepEnsemble, MCDropout
+from deltaband.covariance import Engine
+
+from . import data
+from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, standardised
+from .rows import Rows
+from .training import Report
+
+LEVEL = 0.95
+RANKS = {"wine-red": 200, "boston": 300, "year": 1000}  # and 500 for the others
+NOISE_STDS = (0.5, 0.25, 0.1)
+PASSES, PASSES_OF_THE_SEARCH = 10_000, 200
+RESULTS = Path(__file__).parent / "results"
+NETWORKS = Path(__file__).parent / "networks"
+
+
+class Answer(NamedTuple):
+    """One method on one split."""
+
+    intervals: Intervals
+    test: Samples
+    epochs: int
+    seconds: float  # without the training
+    setting: str
+    effective_parameters: float = np.nan
+
+
+def exact(protocol: Protocol, i: int) -> Answer:
+    return formula(protocol, i, Exact())
+
+
+def directions(protocol: Protocol, i: int) -> Answer:
+    """Important Directions to the letter: Algorithm 3 ends with all the rows held then, up to 2k − 1."""
+    return formula(protocol, i, ImportantDirections(RANKS.get(protocol.name, 500)))
+
+
+def compressed(protocol: Protocol, i: int) -> Answer:
+    """Important Directions shrunk once more to k at the end, as the authors' code does."""
+    return formula(protocol, i, ImportantDirections(RANKS.get(protocol.name, 500), compress=True))
+
+
+def formula(protocol: Protocol, i: int, engine: Engine) -> Answer:
+    """The delta method with λ = n·wd/2."""
+    train, test = protocol.training_and_test(i)
+    trained = protocol.members(1)[i]
+    start = time.perf_counter()
+    band = PredictionIntervals(trained.networks[0], weight_decay=protocol.recipe.weight_decay, covariance=engine)
+    intervals = band.fit(*train, progress=False).predict(test.x, LEVEL)
+    seconds = time.perf_counter() - start
+    return Answer(intervals, test, trained.epochs, seconds, repr(engine), band.effective_parameters_)
+
+
+def calibrated(protocol: Protocol, i: int) -> Answer:
+    """Exact, then calibrated on a fifth of the training part; the network has only seen the other rows."""
+    rest, held, test = standardised(protocol.X, protocol.y, protocol.rest[i], protocol.held[i], protocol.test[i])
+    trained = protocol.without_held()[i]
+    start = time.perf_counter()
+    band = PredictionIntervals(trained.networks[0], weight_decay=protocol.recipe.weight_decay, covariance=Exact())
+    intervals = band.fit(*rest, progress=False).calibrate(*held).predict(test.x, LEVEL)
+    seconds = time.perf_counter() - start
+    # in the unit of the other methods, the standard deviation of the whole training part's targets
+    unit = protocol.y[protocol.rest[i]].std() / protocol.y[protocol.training[i]].std()
+    intervals = Intervals(*(unit * part for part in intervals), LEVEL)
+    test = Samples(test.x, unit * test.y)
+    return Answer(intervals, test, trained.epochs, seconds, "Exact()", band.effective_parameters_)
+
+
+def ensemble(protocol: Protocol, i: int) -> Answer:
+    """The noise is the validation error of the network that was stopped early."""
+    _, test = protocol.training_and_test(i)
+    trained = protocol.members(MEMBERS)[i]
+    start = time.perf_counter()
+    intervals = DeepEnsemble(trained.networks, noise_std=trained.validation_error**0.5).predict(test.x, LEVEL)
+    return Answer(intervals, test, trained.epochs, time.perf_counter() - start, f"{MEMBERS} members")
+
+
+def dropout(protocol: Protocol, i: int, rates: tuple[float, ...] = DROPOUT_RATES) -> Answer:
+    """Rate and noise by the likelihood of the validation rows."""
+    _, test = protocol.training_and_test(i)
+    chosen = best_dropout(protocol, rates)
+    rate, noise_std = chosen[i]
+    network = protocol.dropout_final(tuple(rate for rate, _ in chosen))[i]
+    start = time.perf_counter()
+    if rate:
+        intervals = MCDropout(network, noise_std=noise_std, passes=PASSES).predict(test.x, LEVEL)
+    else:
+        mean, half = outputs(network, test.x), stats.norm.ppf((1 + LEVEL) / 2) * noise_std
+        intervals = Intervals(mean, mean - half, mean + half, LEVEL)
+    seconds = time.perf_counter() - start
+    return Answer(intervals, test, DROPOUT_EPOCHS, seconds, f"rate={rate} noise_std={noise_std}")
+
+
+def without_dropout(protocol: Protocol, i: int) -> Answer:
+    """MC-dropout with networks that have no dropout layer, as in the authors' code: the width is constant."""
+    return dropout(protocol, i, rates=(0.0,))
+
+
+@lru_cache(maxsize=2)
+def best_dropout(protocol: Protocol, rates: tuple[float, ...]) -> list[tuple[float, float]]:
+    """For each split the rate and the noise."""
+    chosen = []
+    for i, networks in enumerate(protocol.dropout_grid(rates)):
+        _, held = standardised(protocol.X, protocol.y, protocol.rest[i], protocol.held[i])
+        grid = np.array([likelihoods(network, rate, held) for network, rate in zip(networks, rates, strict=True)])
+        row, column = np.unravel_index(grid.argmax(), grid.shape)
+        chosen.append((rates[row], NOISE_STDS[column]))
+    return chosen
+
+
+def likelihoods(network: nn.Module, rate: float, held: Samples) -> np.ndarray:  # (NOISE_STDS,)
+    """Mean log-likelihood of the rows for each noise."""
+    if rate:
+        return MCDropout(network, passes=PASSES_OF_THE_SEARCH).log_likelihood(*held, NOISE_STDS)
+    return stats.norm.logpdf((held.y - outputs(network, held.x))[:, None], scale=NOISE_STDS).mean(axis=0)
+
+
+@torch.no_grad()
+def outputs(network: nn.Module, x: np.ndarray) -> np.ndarray:
+    return network(torch.from_numpy(x))[:, 0].numpy()
+
+
+METHODS: dict[str, Callable[[Protocol, int], Answer]] = {
+    "exact": exact,
+    "directions": directions,
+    "compressed": compressed,
+    "calibrated": calibrated,
+    "ensemble": ensemble,
+    "without dropout": without_dropout,
+    "dropout": dropout,
+}
+
+
+def row(protocol: Protocol, i: int, method: str, answer: Answer) -> dict[str, object]:
+    intervals, y = answer.intervals, answer.test.y.astype(np.float64)
+    return {
+        "data": protocol.name,
+        "split": protocol.splits[i],
+        "method": method,
+        "n_training": len(protocol.training[i]),
+        "n_test": len(y),
+        "p_cov": metrics.coverage(y, intervals),
+        "r": metrics.width_error_correlation(y, intervals),
+        "w_sd": float(np.mean(intervals.width)),
+        "score": metrics.interval_score(y, intervals),
+        "rmse": float(np.sqrt(np.mean((y - intervals.mean) ** 2))),
+        "effective_parameters": answer.effective_parameters,
+        "epochs": answer.epochs,
+        "setting": answer.setting,
+        "seconds": answer.seconds,
+    }
+
+
+def splits_at_once(n: int) -> int:
+    """Small networks are trained together; of large data sets fewer, so that rows come out before the end."""
+    return max(1, min(20, 200_000 // n))
+
+
+Message = tuple[str, Any]  # ("row", its cells), ("status", text), ("missing", text) or ("malformed", text)
+
+
+def messages(name: str, options: argparse.Namespace, done: set[Any], report: Report) -> Iterator[Message]:
+    """The rows of a data set that are not there yet, or why there are none."""
+    torch.set_flush_denormal(True)  # a decayed weight's momentum ends in numbers that take a hundred times as long
+    warnings.simplefilter("ignore", DeltabandWarning)
+    try:
+        X, y = data.load(name, data.folder(options.data))
+    except data.Missing as error:
+        yield "missing", str(error)
+        return
+    except data.Malformed as error:
+        yield "malformed", str(error)
+        return
+    every = splits_at_once(len(y))
+    for first in range(0, options.splits, every):
+        splits = range(first, min(first + every, options.splits))
+        protocol = Protocol(name, X, y, splits, options.networks, report)
+        for method, (i, split) in itertools.product(options.methods, enumerate(splits)):
+            if (name, split, method) not in done:
+                yield "row", row(protocol, i, method, METHODS[method](protocol, i))
+
+
+def in_processes(names: Sequence[str], options: argparse.Namespace, done: set[Any]) -> Iterator[Message]:
+    """What the data sets' processes have to say, as it comes."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    waiting, running = list(reversed(names)), {}
+    while waiting or running:
+        while waiting and len(running) < options.workers:
+            name = waiting.pop()
+            running[name] = context.Process(target=work, args=(name, options, done, queue), daemon=True)
+            running[name].start()
+        try:
+            kind, content = queue.get(timeout=1.0)
+        except Empty:
+            for name, process in running.items():
+                if not process.is_alive() and queue.empty():
+                    raise SystemExit(f"the process of {name} ended with exit code {process.exitcode}") from None
+            continue
+        if kind == "end":
+            running.pop(content).join()
+        else:
+            yield kind, content
+
+
+def work(name: str, options: argparse.Namespace, done: set[Any], queue: Any) -> None:
+    """A process of its own, on its share of the cores; it ends with the one that started it."""
+    parent = multiprocessing.parent_process()
+    said = 0.0
+
+    def report(text: str) -> None:
+        nonlocal said
+        if parent is not None and not parent.is_alive():
+            sys.exit("the run was killed")
+        if time.monotonic() > said + 1.0:
+            said = time.monotonic()
+            queue.put(("status", text))
+
+    cores = max(1, (os.cpu_count() or 1) // options.workers)
+    torch.set_num_threads(cores)
+    with threadpool_limits(cores):
+        for message in messages(name, options, done, report):
+            queue.put(message)
+    queue.put(("end", name))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments reproduce", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
+    parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES, metavar="NAME")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
+    parser.add_argument("--splits", type=int, default=20, metavar="N")
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="data sets at once, in processes of their own"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "methods.csv", metavar="FILE")
+    parser.add_argument(
+        "--networks", type=Path, default=NETWORKS, metavar="DIR", help="where trained networks are kept"
+    )
+    options = parser.parse_args(arguments)
+    data.folder(options.data)  # whatever is wrong with it is said now
+    rows = Rows(options.out, key=("data", "split", "method"))
+    done = rows.done()
+    wanted = set(itertools.product(options.datasets, range(options.splits), options.methods))
+    names = [name for name in dict.fromkeys(options.datasets) if any(key[0] == name for key in wanted - done)]
+    malformed = False
+    with tqdm(total=len(wanted), initial=len(wanted & done), unit="row") as bar:
+        if options.workers > 1:
+            told = in_processes(names, options, done)
+        else:
+            told = itertools.chain.from_iterable(messages(name, options, done, bar.set_postfix_str) for name in names)
+        for kind, content in told:
+            if kind == "row":
+                rows.append([content])
+                bar.update()
+            elif kind == "status":
+                bar.set_postfix_str(content)
+            else:
+                malformed |= kind == "malformed"
+                bar.write(f"{kind}: {content}", file=sys.stderr)
+    if malformed:
+        raise SystemExit(1)
