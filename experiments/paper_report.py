@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from . import paper
-from .data import NAMES
+from . import data, paper
+
 from .reproduce import METHODS, RESULTS
 from .score import METHODS as SKETCHES
 
@@ -62,7 +62,7 @@ def table_1(table: pd.DataFrame) -> Iterator[str]:
     yield ""
     yield "| data | | p_cov | r | w_sd | p* | seconds |"
     yield "|---|---|---|---|---|---|---|"
-    for name in NAMES:
+    for name in data.NAMES:
         if name not in table.index.get_level_values("data"):
             yield f"| {name} | {NOT_RUN} | | | | | |"
             continue
@@ -89,7 +89,7 @@ def table_2(table: pd.DataFrame) -> Iterator[str]:
         yield ""
         yield "| data | splits | " + " | ".join(METHODS) + " |"
         yield "|---|---|" + "---|" * len(METHODS)
-        for name in NAMES:
+        for name in data.NAMES:
             if name not in table.index.get_level_values("data"):
                 yield f"| {name} | {NOT_RUN} |" + " |" * len(METHODS)
                 continue
@@ -123,7 +123,7 @@ def agreement(table: pd.DataFrame) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for method in ("directions", "compressed"):
         met = []
-        for name in NAMES:
+        for name in data.NAMES:
             if (name, method) not in table.index or np.isnan(table.loc[(name, method)].p_cov_paper):
                 continue
             cell = table.loc[(name, method)]
@@ -140,7 +140,7 @@ def scores(table: pd.DataFrame) -> Iterator[str]:
     yield ""
     yield "| data | p | n | rank | " + " | ".join(SKETCHES) + " | shared by the last two |"
     yield "|---|---|---|---|" + "---|" * (len(SKETCHES) + 1)
-    for name in (name for name in NAMES if name in set(table.data)):
+    for name in (name for name in data.NAMES if name in set(table.data)):
         for rank, part in table[table.data == name].groupby("rank"):
             errors = part.set_index("method").width_error
             first = part.iloc[0]
