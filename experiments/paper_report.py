@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from . import data, paper
-
 from .reproduce import METHODS, RESULTS
 from .score import METHODS as SKETCHES
 
