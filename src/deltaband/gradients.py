@@ -71,6 +71,10 @@ class GradientBatch:
             products += mine @ theirs.T
         return products
 
+    def take(self, index: np.ndarray) -> GradientBatch:
+        """The rows of these numbers."""
+        return GradientBatch((self.rows()[torch.as_tensor(index)],))
+
     @staticmethod
     def concatenate(batches: Iterable[GradientBatch]) -> GradientBatch:
         """One batch out of many; no row is copied."""

@@ -45,6 +45,7 @@ class _Directions:
     """One sketch for all three: they differ in the score that chooses what is kept, and in λ'."""
 
     needs_damping = False
+    sample_size = 0
     _robust = True
 
     def __init__(self, rank: int | Literal["auto"], score: Score, compress: bool, memory: float) -> None:
@@ -62,7 +63,9 @@ class _Directions:
         self.memory = memory
         self._reset(None, None)
 
-    def start(self, *, n_rows: int | None = None, damping: float | None = None) -> Self:
+    def start(
+        self, *, n_rows: int | None = None, damping: float | None = None, sample: GradientBatch | None = None
+    ) -> Self:
         fresh = copy.copy(self)
         fresh._reset(n_rows, damping)
         return fresh

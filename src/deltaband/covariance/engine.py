@@ -60,8 +60,16 @@ class Engine(Protocol):
         """Whether λ must be known before the first row."""
         ...
 
-    def start(self, *, n_rows: int | None = None, damping: float | None = None) -> Self:
-        """A fresh accumulator with the same settings. What is known beforehand helps it, nothing more."""
+    @property
+    def sample_size(self) -> int:
+        """How many training rows, drawn at random, it wants to see before the first; 0 for most."""
+        ...
+
+    def start(
+        self, *, n_rows: int | None = None, damping: float | None = None, sample: GradientBatch | None = None
+    ) -> Self:
+        """A fresh accumulator with the same settings. What is known beforehand helps it, nothing more; an engine with
+        a `sample_size` gets its sample (fewer rows where there are fewer)."""
         ...
 
     def update(self, gradients: GradientBatch) -> None: ...

@@ -30,6 +30,7 @@ class Exact:
     """
 
     needs_damping = False
+    sample_size = 0
 
     def __init__(self) -> None:
         self._kept: list[GradientBatch] = []
@@ -38,7 +39,9 @@ class Exact:
         self._expected_rows = 0
         self._scratch: Tensor | None = None
 
-    def start(self, *, n_rows: int | None = None, damping: float | None = None) -> Exact:
+    def start(
+        self, *, n_rows: int | None = None, damping: float | None = None, sample: GradientBatch | None = None
+    ) -> Exact:
         fresh = Exact()
         fresh._expected_rows = n_rows or 0
         return fresh
