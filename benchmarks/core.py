@@ -59,7 +59,7 @@ def exact_fit(work: Workload) -> dict[str, Result]:
 
 def directions_shrink(work: Workload) -> dict[str, Result]:
     size = work.size
-    chunks = [GradientBatch((J,)) for J in work.gradients(size.shrink_rows)]
+    chunks = [GradientBatch.of(J) for J in work.gradients(size.shrink_rows)]
     done = []
 
     def library() -> None:

@@ -17,7 +17,7 @@ from deltaband.gradients import GradientBatch
 
 
 def batch(rows: np.ndarray, dtype: torch.dtype = torch.float64) -> GradientBatch:
-    return GradientBatch((torch.from_numpy(np.ascontiguousarray(rows)).to(dtype),))
+    return GradientBatch.of(torch.from_numpy(np.ascontiguousarray(rows)).to(dtype))
 
 
 def mlp(n_inputs: int = 3, hidden: int = 8, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:

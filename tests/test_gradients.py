@@ -169,9 +169,9 @@ def test_eight_threads_get_the_numbers_of_one():
 
 def test_inner_products_are_those_of_the_rows():
     a, b = torch.randn(7, 500), torch.randn(4, 500)
-    batch = GradientBatch.concatenate([GradientBatch((a[:3],)), GradientBatch((a[3:],))])
+    batch = GradientBatch.concatenate([GradientBatch.of(a[:3]), GradientBatch.of(a[3:])])
     expected = a.double() @ b.double().T
-    np.testing.assert_allclose(batch.inner(GradientBatch((b,))), expected, rtol=1e-12)
+    np.testing.assert_allclose(batch.inner(GradientBatch.of(b)), expected, rtol=1e-12)
     np.testing.assert_allclose(batch.rows(), a)
     np.testing.assert_allclose(batch.squared_norms, a.double().square().sum(dim=1))
     assert len(batch) == 7
@@ -179,9 +179,9 @@ def test_inner_products_are_those_of_the_rows():
 
 def test_inner_products_do_not_depend_on_how_many_columns_go_at_once(monkeypatch):
     a, b = torch.randn(7, 500), torch.randn(4, 500)
-    whole = GradientBatch((a,)).inner(GradientBatch((b,)))
+    whole = GradientBatch.of(a).inner(GradientBatch.of(b))
     monkeypatch.setattr("deltaband.gradients.CHUNK_BYTES", 8 * 7 * 13)
-    np.testing.assert_allclose(GradientBatch((a,)).inner(GradientBatch((b,))), whole, rtol=1e-9)
+    np.testing.assert_allclose(GradientBatch.of(a).inner(GradientBatch.of(b)), whole, rtol=1e-9)
 
 
 def test_a_chunk_is_bounded_by_memory():

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .calibration import PRIOR_RELATIVE_DAMPING, Side
+from .capture import Layers
 from .covariance import Covariance
 from .trace import SeenRows
 
@@ -23,6 +24,7 @@ class Fit:
     n_parameters: int
     dtype: torch.dtype
     fingerprint: dict[str, str]
+    layers: Layers | None  # where the covariance asks for inner products, not for rows
     seen: SeenRows
     leverages: np.ndarray  # of some training rows; none for a sketch, which forgets single rows
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from . import capture
+from .capture import Layers
+from .layers import Part, Rows, inner
 
 # A chunk of rows that fits the processor's cache is two to three times faster to make than one that does not, but
 # a handful of rows wastes the matrix products that follow.
@@ -25,69 +30,104 @@ CHUNK_BYTES = 8 * 2**20
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_LEAST = 64
 CHUNK_ROWS_AT_MOST = 4096
+PAST_THE_TREE = (
+    "some weights are reached past the module tree (a lambda or a list that holds a layer or a parameter), so their "
+    "gradients would be missing: register them as submodules or parameters"
+)
 
 
 @dataclass(frozen=True)
 class GradientBatch:
-    """The gradients of some rows, held as dense blocks.
+    """The gradients of some rows: blocks of rows, each held part by part, a part being the parameters of a layer.
 
-    An engine that wants the rows asks for `rows()`; one that wants only inner products asks for `inner(other)`.
+    An engine that wants the rows asks for `rows()` or `columns(width)`; one that wants only inner products asks for
+    `inner(other)`, and no row is formed where a layer does without.
     """
 
-    blocks: tuple[Tensor, ...]  # each (b_i, p)
+    blocks: tuple[Sequence[Part], ...]  # of the same parameters each
+
+    @classmethod
+    def of(cls, *rows: Tensor) -> GradientBatch:  # each (b_i, p)
+        """From blocks of rows."""
+        return cls(tuple((Rows(block),) for block in rows))
 
     def __len__(self) -> int:
-        return sum(len(block) for block in self.blocks)
+        return sum(len(parts[0]) for parts in self.blocks)
 
     @property
     def n_parameters(self) -> int:
-        return self.blocks[0].shape[1]
+        return sum(part.n_parameters for part in self.blocks[0])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for parts in self.blocks for part in parts)
+
+    def row_blocks(self) -> Iterator[Tensor]:  # each (b_i, p)
+        for parts in self.blocks:
+            yield parts[0].rows() if len(parts) == 1 else torch.cat([part.rows() for part in parts], dim=1)
 
     def rows(self) -> Tensor:  # (b, p)
-        return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks)
+        return next(self.row_blocks()) if len(self.blocks) == 1 else torch.cat(list(self.row_blocks()))
 
     @cached_property
     def squared_norms(self) -> np.ndarray:  # (b,) float64
-        return (
-            np.concatenate([torch.linalg.vector_norm(block.cpu(), dim=1, dtype=torch.float64) for block in self.blocks])
-            ** 2
-        )
+        return np.concatenate([sum(part.squared_norms() for part in parts) for parts in self.blocks])
 
     def columns(self, width: int) -> Iterator[np.ndarray]:
         """All rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before."""
-        arrays = [block.cpu().numpy() for block in self.blocks]
         memory = np.empty(len(self) * min(width, self.n_parameters))
-        for start in range(0, self.n_parameters, width):
-            stop = min(start + width, self.n_parameters)
-            columns = memory[: len(self) * (stop - start)].reshape(len(self), stop - start)
-            np.concatenate([rows[:, start:stop] for rows in arrays], out=columns)
-            yield columns
+        for layer in zip(*self.blocks, strict=True):
+            arrays = [part.rows().cpu().numpy() for part in layer]
+            for start in range(0, layer[0].n_parameters, width):
+                stop = min(start + width, layer[0].n_parameters)
+                columns = memory[: len(self) * (stop - start)].reshape(len(self), stop - start)
+                np.concatenate([rows[:, start:stop] for rows in arrays], out=columns)
+                yield columns
 
     def inner(self, other: GradientBatch) -> np.ndarray:
         """Inner products in float64: equals `self.rows() @ other.rows().T`."""  # (b, b')
-        width = max(1, CHUNK_BYTES // (8 * max(len(self), len(other), 1)))
-        products = np.zeros((len(self), len(other)))
-        for mine, theirs in zip(self.columns(width), other.columns(width), strict=True):
-            products += mine @ theirs.T
-        return products
+        if self.has_rows and other.has_rows:
+            width = max(1, CHUNK_BYTES // (8 * max(len(self), len(other), 1)))
+            products = np.zeros((len(self), len(other)))
+            for mine, theirs in zip(self.columns(width), other.columns(width), strict=True):
+                products += mine @ theirs.T
+            return products
+        return np.block([[_inner(mine, theirs) for theirs in other.blocks] for mine in self.blocks])
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the rows are there, rather than what they could be formed from."""
+        return all(isinstance(part, Rows) for parts in self.blocks for part in parts)
 
     def take(self, index: np.ndarray) -> GradientBatch:
-        """The rows of these numbers."""
-        return GradientBatch((self.rows()[torch.as_tensor(index)],))
+        """The rows of these numbers, in order."""
+        chosen, first = [], 0
+        for parts in self.blocks:
+            within = torch.as_tensor(index[(index >= first) & (index < first + len(parts[0]))] - first)
+            first += len(parts[0])
+            if len(within):
+                chosen.append(tuple(part.take(within) for part in parts))
+        return GradientBatch(tuple(chosen))
 
     @staticmethod
     def concatenate(batches: Iterable[GradientBatch]) -> GradientBatch:
         """One batch out of many; no row is copied."""
-        return GradientBatch(tuple(block for batch in batches for block in batch.blocks))
+        return GradientBatch(tuple(parts for batch in batches for parts in batch.blocks))
+
+
+def _inner(mine: Sequence[Part], theirs: Sequence[Part]) -> np.ndarray:  # (b, b')
+    return sum((inner(a, b) for a, b in zip(mine, theirs, strict=True)), np.zeros((len(mine[0]), len(theirs[0]))))
 
 
 class Network:
     """A trained network as a differentiable function of its trainable parameters, one number for each input row.
 
-    Frozen parameters are constants. A parameter used in several places counts once.
+    Frozen parameters are constants. A parameter used in several places counts once. With `layers` gradients come layer
+    by layer, without rows where that is possible.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, layers: Layers | None = None) -> None:
+        self.layers = layers
         self.twin = _twin(model)
         self.parameters = {name: w.detach() for name, w in self.twin.named_parameters() if w.requires_grad}
         if not self.parameters:
@@ -111,7 +151,6 @@ class Network:
         self.dtype = tensors[0].dtype
         for w in tensors:
             self.dtype = torch.promote_types(self.dtype, w.dtype)
-        self._row_gradients = vmap(grad_and_value(self._output), in_dims=(None, 0))
 
     def prepare(self, x: Tensor) -> Tensor:
         """A copy of `x` (a network may work on its input in place), in the network's dtype where it is not integer."""
@@ -154,7 +193,10 @@ class Network:
                     "the network's output for a row depends on the other rows of the batch, or changes from call to "
                     f"call ({alone.item():.4g} alone, {y.reshape(-1)[0].item():.4g} in a batch): not supported"
                 )
-        row_bytes = self.n_parameters * self.dtype.itemsize + 2 * remembered // b
+        own = self.n_parameters * self.dtype.itemsize
+        if self.layers is not None:
+            own = self.layers.row_bytes + sum(self.parameters[name].nbytes for name in self.layers.rest)
+        row_bytes = own + 2 * remembered // b
         fewest = max(1, min(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES_AT_MOST // row_bytes))
         return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
@@ -176,12 +218,41 @@ class Network:
                 f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},) or ({b}, 1)"
             )
 
-    def gradients(self, x: Tensor) -> tuple[Tensor, GradientBatch]:
-        """Outputs (b,) and gradients (b × p) of the rows of `x`, from one forward and one backward pass."""
-        x = self.prepare(x)
+    def examine(self, x: Tensor) -> None:
+        """Find out which layers do without rows, by the first rows of `x`."""
+        x = self.prepare(x[:2])
         with plain_autograd(self.device):
+            if functional_call(self.twin, self.parameters, (x.clone(),)).requires_grad:
+                raise TypeError(PAST_THE_TREE)
             try:
-                by_name, outputs = self._row_gradients(self.parameters, x)
+                self.layers = capture.examine(self.twin, x)
+            except RuntimeError as error:
+                raise TypeError(f"the network could not be differentiated: {error}") from error
+
+    def gradients(self, x: Tensor) -> tuple[Tensor, GradientBatch]:
+        """Outputs (b,) and gradients of the rows of `x`, from one forward and one backward pass."""
+        x = self.prepare(x)
+        if self.layers is None:
+            outputs, rows = self._rows(self.parameters, x)
+            return outputs, GradientBatch.of(rows)
+        with plain_autograd(self.device):
+            outputs, parts = capture.parts(self.twin, self.layers, x.clone())
+        if self.layers.rest:
+            _, rows = self._rows({name: self.parameters[name] for name in self.layers.rest}, x)
+            parts.append(Rows(rows))
+        return outputs, GradientBatch((parts,))
+
+    def _rows(self, parameters: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:  # (b,), (b, p)
+        """Outputs and rows of J for some of the parameters."""
+        others = {name: w for name, w in self.parameters.items() if name not in parameters}
+
+        def output(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+            return functional_call(self.twin, {**others, **parameters}, (row.unsqueeze(0),)).reshape(())
+
+        # the other kernels of attention have no batching rule
+        with plain_autograd(self.device), sdpa_kernel(SDPBackend.MATH):
+            try:
+                by_name, outputs = vmap(grad_and_value(output), in_dims=(None, 0))(parameters, x)
             except Exception as error:
                 raise TypeError(
                     "torch.func could not compute per-row gradients of this network (layers such as nn.GRU, "
@@ -190,11 +261,8 @@ class Network:
                 ) from error
             rows = torch.cat([g.reshape(len(x), -1).to(self.dtype) for g in by_name.values()], dim=1)
         if outputs.requires_grad or rows.requires_grad:
-            raise TypeError(
-                "some weights are reached past the module tree (a lambda or a list that holds a layer or a parameter), "
-                "so their gradients would be missing: register them as submodules or parameters"
-            )
-        return outputs, GradientBatch((rows,))
+            raise TypeError(PAST_THE_TREE)
+        return outputs, rows
 
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs (b,) alone, without gradients."""
@@ -207,9 +275,6 @@ class Network:
         state = {**dict(self.twin.named_parameters()), **dict(self.twin.named_buffers())}
         kinds = {f"module {name!r}": type(module).__qualname__ for name, module in self.twin.named_modules()}
         return {name: _digest(tensor) for name, tensor in state.items()} | kinds
-
-    def _output(self, parameters: dict[str, Tensor], row: Tensor) -> Tensor:
-        return functional_call(self.twin, parameters, (row.unsqueeze(0),)).reshape(())
 
 
 def _twin(model: nn.Module) -> nn.Module:

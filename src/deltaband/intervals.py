@@ -101,8 +101,16 @@ class PredictionIntervals:
 
         # the bar stays away where the work is done within two seconds
         bar = tqdm(total=batches.n_rows, desc="deltaband", unit=" rows", delay=2, leave=False, disable=not progress)
+
+        def look(x: Tensor) -> int:
+            rows = network.check(x)
+            if not engine.wants_rows(network.n_parameters):
+                network.examine(x)
+                rows = network.check(x)
+            return rows
+
         with plain_autograd(network.device), bar:
-            for x, targets, first in batches.chunks(network.check):
+            for x, targets, first in batches.chunks(look):
                 outputs, gradients = _checked_gradients(network, x, first)
                 engine.update(gradients)
                 trace.update(network.prepare(x), targets)
@@ -125,6 +133,7 @@ class PredictionIntervals:
             network.n_parameters,
             network.dtype,
             network.fingerprint(),
+            network.layers,
             trace.seen(),
             np.zeros(0),
         )
@@ -151,7 +160,7 @@ class PredictionIntervals:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise ValueError(f"seed must be a whole number ≥ 0, got {seed!r}")
         batches = reading.read(data, y)
-        network = Network(self.model)
+        network = Network(self.model, fit.layers)
         if changed := self._changed_weights(network, fit):
             raise ValueError(f"the model's weights have changed since fit (first: {changed!r}): call fit again first")
         covariance, scales = self._scales(fit, tune)
@@ -317,7 +326,7 @@ class PredictionIntervals:
         self, x: Any, fit: Fit, question: Callable[[GradientBatch], np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Outputs (n,) in float64 and the answer for each row of `x`; no gradients where there is no question."""
-        network = Network(self.model)
+        network = Network(self.model, fit.layers)
         if changed := self._changed_weights(network, fit):
             warnings.warn(
                 f"the model's weights have changed since fit (first: {changed!r}): predictions come from the new "

@@ -81,12 +81,15 @@ class _Directions:
         self._shift = 0.0  # λ'
         self._lost = 0.0  # 0 ≤ JᵀJ − BᵀB ≤ _lost · I
 
+    def wants_rows(self, n_parameters: int) -> bool:
+        return True
+
     def update(self, gradients: GradientBatch) -> None:
         if self.needs_damping and self._damping is None:
             raise ValueError(f"{type(self).__name__} needs λ before the first row: call start(damping=...)")
         self._energy += float(gradients.squared_norms.sum())
         self._n_rows += len(gradients)
-        for block in gradients.blocks:
+        for block in gradients.row_blocks():
             self._insert(block.cpu().numpy())
 
     def merge(self, other: Self) -> None:
@@ -277,7 +280,7 @@ class SketchedCovariance(SpectralCovariance):
     def _squared_remainder(self, g: GradientBatch) -> np.ndarray:  # (b,)
         # As a norm, not as the difference of two: that would lose in float32 all that a small λ brings to light.
         remainder = g.rows().to(self._V) - self._projections(g) @ self._V
-        return GradientBatch((remainder,)).squared_norms
+        return GradientBatch.of(remainder).squared_norms
 
     def _projections(self, g: GradientBatch) -> Tensor:  # (b, r)
         return g.rows().to(self._V) @ self._V.T

@@ -72,6 +72,10 @@ class Engine(Protocol):
         a `sample_size` gets its sample (fewer rows where there are fewer)."""
         ...
 
+    def wants_rows(self, n_parameters: int) -> bool:
+        """Whether it will ask for rows, or for inner products alone; said after `start`."""
+        ...
+
     def update(self, gradients: GradientBatch) -> None: ...
 
     def merge(self, other: Self) -> None:

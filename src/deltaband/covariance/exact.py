@@ -24,9 +24,9 @@ class Exact:
     """The exact covariance, in float64 whatever the precision of the gradients.
 
     Primal form, n ≥ p: JᵀJ is summed up in one p × p matrix, 8p² bytes however many rows there are.
-    Dual form, n < p: the rows are kept, and K = JJᵀ is factorised, 8n² bytes.
+    Dual form, n < p: K = JJᵀ is factorised, 8n² bytes; of J is kept what its inner products need, layer by layer.
 
-    Where n is not known beforehand, rows are kept until there are p of them.
+    Where n is not known beforehand, J is kept until there are p rows.
     """
 
     needs_damping = False
@@ -45,6 +45,9 @@ class Exact:
         fresh = Exact()
         fresh._expected_rows = n_rows or 0
         return fresh
+
+    def wants_rows(self, n_parameters: int) -> bool:
+        return self._expected_rows >= n_parameters
 
     def update(self, gradients: GradientBatch) -> None:
         self._n_rows += len(gradients)
@@ -88,7 +91,7 @@ class Exact:
         for batch in self._kept:
             if self._gram is None:
                 self._gram = cholesky.empty(batch.n_parameters)
-            for block in batch.blocks:
+            for block in batch.row_blocks():
                 cholesky.add_gram(self._gram, self._in_float64(block))
         self._kept = []
 
@@ -209,8 +212,15 @@ def _kernel(J: GradientBatch) -> np.ndarray:
     from . import cholesky
 
     K = cholesky.empty(len(J))
-    for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
-        cholesky.add_outer_gram(K, columns)
+    if J.has_rows:
+        for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
+            cholesky.add_outer_gram(K, columns)
+        return K
+    ends = np.cumsum([len(parts[0]) for parts in J.blocks])
+    for i, mine in enumerate(J.blocks):
+        for j, theirs in enumerate(J.blocks[: i + 1]):
+            above, right = (slice(ends[k] - len(parts[0]), ends[k]) for k, parts in ((j, theirs), (i, mine)))
+            K[above, right] += GradientBatch((theirs,)).inner(GradientBatch((mine,)))
     return K
 
 

@@ -1,0 +1,272 @@
+"""Gradients layer by layer: for most layers a row of J is a sum of outer products that need never be formed.
+
+For y = Wx + b the gradient of one row's output is δ ⊗ [x, 1] with δ the gradient of the layer's output, and the inner
+product of two such rows is (δ·δ')(x·x' + 1). With several positions t in a row (sequences, convolutions, a layer used
+more than once) it is Σₜ δₜ ⊗ [xₜ, 1], and the inner product a double sum over positions. One forward and one backward
+pass give x and δ of every layer and every row of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+PRODUCT_NUMBERS = 2**22  # of all positions of some rows times all positions of others, at once
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as they are."""
+
+    values: Tensor  # (b, p)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def n_parameters(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def rows(self) -> Tensor:
+        return self.values
+
+    def take(self, index: Tensor) -> Rows:
+        return Rows(self.values[index])
+
+    def squared_norms(self) -> np.ndarray:  # (b,)
+        return np.square(torch.linalg.vector_norm(self.values.cpu(), dim=1, dtype=torch.float64).numpy())
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Σₜ δₜ ⊗ xₜ, and Σₜ δₜ behind it if there is a bias."""
+
+    x: Tensor  # (b, t, a)
+    delta: Tensor  # (b, t, o)
+    bias: bool
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def n_parameters(self) -> int:
+        return self.delta.shape[2] * (self.x.shape[2] + self.bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self.x.nbytes + self.delta.nbytes
+
+    def rows(self) -> Tensor:
+        weight = torch.bmm(self.delta.mT, self.x).flatten(1)
+        return torch.cat([weight, self.delta.sum(dim=1)], dim=1) if self.bias else weight
+
+    def take(self, index: Tensor) -> Outer:
+        return Outer(self.x[index], self.delta[index], self.bias)
+
+    def squared_norms(self) -> np.ndarray:
+        x, delta = self.x.cpu().double(), self.delta.cpu().double()
+        return ((x @ x.mT + float(self.bias)) * (delta @ delta.mT)).sum(dim=(1, 2)).numpy()
+
+    def inner(self, other: Outer) -> np.ndarray:  # (b, b')
+        return _sum_over_positions(
+            self, other, lambda x, x_, d, d_: (x @ x_.T + float(self.bias)) * (d @ d_.T), (self.x, other.x)
+        )
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Σₜ δₜ in the row of the table that was looked up at t: an embedding."""
+
+    index: Tensor  # (b, t)
+    delta: Tensor  # (b, t, o)
+    size: int  # rows of the table
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def n_parameters(self) -> int:
+        return self.size * self.delta.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes + self.delta.nbytes
+
+    def rows(self) -> Tensor:
+        b, _, o = self.delta.shape
+        table = self.delta.new_zeros(b, self.size, o)
+        return table.scatter_add_(1, self.index[:, :, None].expand_as(self.delta), self.delta).flatten(1)
+
+    def take(self, index: Tensor) -> Lookup:
+        return Lookup(self.index[index], self.delta[index], self.size)
+
+    def squared_norms(self) -> np.ndarray:
+        index, delta = self.index.cpu(), self.delta.cpu().double()
+        same = index[:, :, None] == index[:, None, :]
+        return (same * (delta @ delta.mT)).sum(dim=(1, 2)).numpy()
+
+    def inner(self, other: Lookup) -> np.ndarray:
+        index, index_ = self.index[:, :, None], other.index[:, :, None]
+        return _sum_over_positions(self, other, lambda i, i_, d, d_: (i == i_.T) * (d @ d_.T), (index, index_))
+
+
+Part = Rows | Outer | Lookup
+
+
+def joined(parts: list[Part]) -> Part:
+    """The gradient of a layer that was used several times: all its positions together."""
+    if len(parts) == 1:
+        return parts[0]
+    outer = [part for part in parts if isinstance(part, Outer)]
+    if len(outer) == len(parts):
+        x, delta = torch.cat([part.x for part in outer], dim=1), torch.cat([part.delta for part in outer], dim=1)
+        return Outer(x, delta, outer[0].bias)
+    lookups = [part for part in parts if isinstance(part, Lookup)]
+    if len(lookups) == len(parts):
+        index = torch.cat([part.index for part in lookups], dim=1)
+        return Lookup(index, torch.cat([part.delta for part in lookups], dim=1), lookups[0].size)
+    return Rows(torch.stack([part.rows() for part in parts]).sum(dim=0))
+
+
+def cheapest(part: Part) -> Part:
+    """Rows, where an inner product of outer products would take more multiplications."""
+    if isinstance(part, Outer):
+        (_, t, a), o = part.x.shape, part.delta.shape[2]
+        if t * t * (a + o + (t > 1)) >= part.n_parameters:
+            return Rows(part.rows())
+    if isinstance(part, Lookup) and part.index.shape[1] ** 2 >= part.size:
+        return Rows(part.rows())
+    return part
+
+
+def inner(mine: Part, theirs: Part) -> np.ndarray:  # (b, b')
+    """The inner products of two parts for the same parameters, in float64."""
+    if isinstance(mine, Outer) and isinstance(theirs, Outer):
+        return mine.inner(theirs)
+    if isinstance(mine, Lookup) and isinstance(theirs, Lookup):
+        return mine.inner(theirs)
+    a, b = mine.rows().cpu(), theirs.rows().cpu()
+    products = np.zeros((len(a), len(b)))
+    width = max(1, PRODUCT_NUMBERS // 4 // max(len(a), len(b), 1))
+    for start in range(0, a.shape[1], width):
+        columns = slice(start, start + width)
+        products += a[:, columns].double().numpy() @ b[:, columns].double().numpy().T
+    return products
+
+
+def _sum_over_positions(
+    mine: Outer | Lookup,
+    theirs: Outer | Lookup,
+    product: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    what: tuple[Tensor, Tensor],  # (b, t, ·), (b', t', ·)
+) -> np.ndarray:
+    """Σₜ Σₜ' of products that belong to two positions, some rows at a time."""
+
+    def flat(values: Tensor) -> Tensor:  # (b, t, c) -> (b·t, c)
+        values = values.cpu().reshape(-1, values.shape[2])
+        return values.double() if values.is_floating_point() else values
+
+    (b, t, _), (b_, t_, _) = mine.delta.shape, theirs.delta.shape
+    x_, delta_ = flat(what[1]), flat(theirs.delta)
+    sums = np.empty((b, b_))
+    step = max(1, PRODUCT_NUMBERS // max(1, t * b_ * t_))
+    for start in range(0, b, step):
+        rows = slice(start, start + step)
+        products = product(flat(what[0][rows]), x_, flat(mine.delta[rows]), delta_)
+        sums[rows] = products.reshape(-1, t, b_, t_).sum(dim=(1, 3)).numpy() if t * t_ > 1 else products.numpy()
+    return sums
+
+
+# --- what a layer's input and the gradient of its output say about its parameters
+
+
+def _linear(layer: nn.Linear, x: Tensor, delta: Tensor, b: int) -> Part:
+    return _outer(x.reshape(b, -1, layer.in_features), delta.reshape(b, -1, layer.out_features), layer)
+
+
+def _convolution(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, delta: Tensor, b: int) -> Part:
+    dimensions = len(layer.kernel_size)
+    if layer.padding_mode == "zeros":
+        x = F.pad(x, layer._reversed_padding_repeated_twice)
+    else:
+        x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+    for i, (size, stride, dilation) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
+        x = x.unfold(2 + i, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    # (n, channels, places…, kernel…) -> (n, places…, channels, kernel…)
+    x = x.movedim(1, 1 + dimensions)
+    groups = layer.groups
+    x = x.reshape(b, -1, groups, layer.in_channels // groups * int(np.prod(layer.kernel_size)))
+    delta = delta.movedim(1, -1).reshape(b, -1, groups, layer.out_channels // groups)
+    if groups == 1:
+        return _outer(x[:, :, 0], delta[:, :, 0], layer)
+    rows = []
+    if layer.weight.requires_grad:
+        rows.append(torch.einsum("btgo,btga->bgoa", delta, x).flatten(1))
+    if layer.bias is not None and layer.bias.requires_grad:
+        rows.append(delta.sum(dim=1).flatten(1))
+    return Rows(torch.cat(rows, dim=1))
+
+
+def _outer(x: Tensor, delta: Tensor, layer: nn.Module) -> Part:
+    has_bias = isinstance(layer.bias, Tensor) and layer.bias.requires_grad
+    if not layer.weight.requires_grad:
+        return Rows(delta.sum(dim=1))
+    return Outer(x, delta, has_bias)
+
+
+def _embedding(layer: nn.Embedding, x: Tensor, delta: Tensor, b: int) -> Part:
+    index, delta = x.reshape(b, -1), delta.reshape(b, -1, layer.embedding_dim)
+    if layer.padding_idx is not None:
+        delta = delta * (index != layer.padding_idx)[:, :, None]
+    return Lookup(index, delta, layer.num_embeddings)
+
+
+def _layer_norm(layer: nn.LayerNorm, x: Tensor, delta: Tensor, b: int) -> Part:
+    size = int(np.prod(layer.normalized_shape))
+    normal = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    return _scale(normal.reshape(b, -1, size), delta.reshape(b, -1, size), layer)
+
+
+def _group_norm(layer: nn.GroupNorm, x: Tensor, delta: Tensor, b: int) -> Part:
+    return _channels(F.group_norm(x, layer.num_groups, None, None, layer.eps), delta, b, layer)
+
+
+def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, x: Tensor, delta: Tensor, b: int) -> Part:
+    normal = F.batch_norm(x, layer.running_mean, layer.running_var, None, None, False, 0.0, layer.eps)
+    return _channels(normal, delta, b, layer)
+
+
+def _channels(normal: Tensor, delta: Tensor, b: int, layer: nn.Module) -> Part:
+    normal, delta = (values.movedim(1, -1) for values in (normal, delta))
+    size = normal.shape[-1]
+    return _scale(normal.reshape(b, -1, size), delta.reshape(b, -1, size), layer)
+
+
+def _scale(normal: Tensor, delta: Tensor, layer: nn.Module) -> Part:  # (b, t, size) twice
+    rows = [(normal * delta).sum(dim=1)] if layer.weight.requires_grad else []
+    if layer.bias is not None and layer.bias.requires_grad:
+        rows.append(delta.sum(dim=1))
+    return Rows(torch.cat(rows, dim=1))
+
+
+KINDS: dict[type[nn.Module], Callable[..., Part]] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Conv3d: _convolution,
+    nn.Embedding: _embedding,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.BatchNorm3d: _batch_norm,
+}
