@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import optimize, stats
 from torch import nn
 
 
@@ -175,3 +175,101 @@ def gaussian_intervals(outputs: np.ndarray, noise_std: float, level: float) -> t
     mean = sum(outputs) / len(outputs)
     variance = sum((row - mean) ** 2 for row in outputs) / len(outputs)
     return stats.norm.interval(level, mean, np.sqrt(variance + noise_std**2))
+
+
+def projection(dim: int, p: int, seed: int) -> np.ndarray:
+    """S (dim, p) of RandomProjection, entry by entry, from the words of the generator one after the other."""
+    generator = np.random.PCG64(seed)
+    count = min(4, dim)
+    S = np.zeros((dim, p))
+    for j in range(p):
+        for k in range(count):
+            word = int(generator.random_raw())
+            first, last = dim * k // count, dim * (k + 1) // count
+            row = first + (word % 2**31) * (last - first) // 2**31
+            S[row, j] = (-1 if word >= 2**63 else 1) / np.sqrt(count)
+    return S
+
+
+def projected(J: np.ndarray, landmarks: np.ndarray) -> np.ndarray:
+    """J in the span of the landmarks, by a full SVD of these: what Nyström puts in the place of J."""
+    _, d, V = np.linalg.svd(landmarks, full_matrices=False)
+    V = V[d > 1e-6 * d[0]]
+    return J @ V.T @ V
+
+
+def tail(J: np.ndarray, inside: np.ndarray, damping: float, outsiders: np.ndarray, n_outsiders: int):
+    """(q/ρ, h/ρ, Δp*) of the tail J − inside, its energy spread evenly over a million eigenvalues between 0 and twice
+    their mean. `outsiders` are the parts outside of some of the `n_outsiders` rows that are no landmarks."""
+    n, outside = len(J), J - inside
+    N = np.eye(n) - inside @ np.linalg.inv(inside.T @ inside + damping * np.eye(J.shape[1])) @ inside.T
+    nu, nu2 = np.trace(N) / n, np.trace(N @ N) / n
+    R = np.sum(outside**2)
+    k = len(outsiders)
+    pairs = [(outsiders[i] @ outsiders[j]) ** 2 for i in range(k) for j in range(k) if i != j]
+    pairs = n_outsiders**2 * np.mean(pairs) if pairs else 0.0
+    squares = sum((row @ row) ** 2 for row in outside)
+
+    def eigenvalues(mean: float) -> np.ndarray:
+        return nu * 2 * min(mean, R) * (np.arange(10**6) + 0.5) / 10**6
+
+    e = eigenvalues(pairs / R)
+    q, h = nu * np.mean(e / (e + damping) ** 2), np.mean(1 / (e + damping))
+    e = eigenvalues((pairs + squares) / R)
+    W, W2 = nu * R * np.mean(1 / (e + damping)), nu * R * np.mean(e / (e + damping) ** 2)
+    return q, h, 2 * nu2 * W - nu**2 * W2
+
+
+def power_law(energy: float, count: int, largest: float, after: int) -> np.ndarray:
+    """largest·(1 + i/after)^(−a), i = 1, …, count, with the a ≥ 0 that makes their sum `energy`; else all equal."""
+    if energy >= count * largest:
+        return np.full(count, energy / count)
+    a = optimize.brentq(lambda a: sum(largest * (1 + i / after) ** -a for i in range(1, count + 1)) - energy, 0, 1e6)
+    return np.array([largest * (1 + i / after) ** -a for i in range(1, count + 1)])
+
+
+class SpreadDirections(Directions):
+    """Directions with tail="spread": a diary of what each shrink lets go."""
+
+    def __init__(self, rank: int, damping: float, score, compress: bool = False) -> None:
+        super().__init__(rank, damping, score, compress=compress)
+        self.energy = 0.0
+        self.deltas: list[float] = []  # δ² of each shrink
+        self.above: list[list[float]] = []  # the d² > δ² that each shrink lets go
+
+    def add(self, row: np.ndarray) -> None:
+        self.energy += row @ row
+        super().add(row)
+
+    def shrink(self) -> None:
+        d, _ = self.svd()
+        before = self.shift
+        super().shrink()
+        if self.shift > before:
+            best = sorted(range(len(d)), key=lambda j: -self.score(d, self.damping)[j])[: self.k]
+            self.deltas.append(min(d[j] for j in best) ** 2)
+            self.above.append([d[j] ** 2 for j in range(len(d)) if j not in best and d[j] ** 2 > self.deltas[-1]])
+
+    def eigenvalues(self, d: np.ndarray, full: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of JᵀJ along the held directions, and along the others."""
+        if not self.deltas:
+            return d**2, np.zeros(0)
+        r, k = len(d), min(self.k, len(d))
+        missed = self.energy - sum(d**2)
+        n_above, above, back = max(map(len, self.above)), sum(map(sum, self.above)), sum(self.deltas)
+        large = np.full(n_above, above / max(n_above, 1))
+        room = min(n_above, full - r)  # for so many of them among the unheld directions
+        count, energy = full - k - room, missed - above - k * back
+        middle = (max(self.deltas) + sum(self.deltas)) / 2
+        rest = power_law(energy, count, middle, max(k, 1)) if count and energy > 1e-9 * missed else np.zeros(count)
+        held = d**2 + np.concatenate([np.full(k, back), rest[: r - k]])
+        held[: n_above - room] += large[room:]
+        tail = np.concatenate([large[:room], rest[r - k :]])
+        return held, tail[tail > 0]
+
+
+def left_out(e: np.ndarray, n_rows: int, damping: float) -> tuple[float, float]:
+    """(q/ρ, h/ρ) of a row left out of `n_rows` rows with the eigenvalues e, where all rows are alike."""
+    one_minus_h = np.concatenate([damping / (e + damping), np.ones(n_rows - len(e))])
+    rho, free = sum(e) / n_rows, np.mean(one_minus_h)
+    return (np.mean(one_minus_h**2) / free**2 - 1) / rho, (1 / free - 1) / rho

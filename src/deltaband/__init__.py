@@ -1,6 +1,13 @@
 """Prediction intervals for neural networks that are already trained."""
 
-from .covariance import Exact, FrequentDirections, ImportantDirections, RobustFrequentDirections
+from .covariance import (
+    Exact,
+    FrequentDirections,
+    ImportantDirections,
+    Nystrom,
+    RandomProjection,
+    RobustFrequentDirections,
+)
 from .intervals import NotFittedError, PredictionIntervals
 from .result import Intervals
 from .warning import DeltabandWarning
@@ -14,6 +21,8 @@ __all__ = [
     "ImportantDirections",
     "Intervals",
     "NotFittedError",
+    "Nystrom",
     "PredictionIntervals",
+    "RandomProjection",
     "RobustFrequentDirections",
 ]

@@ -76,6 +76,6 @@ class Fit:
         if missed > min(0.05 * max(nu, 0.0), 0.5 * p_star):
             messages.append(
                 f"the sketch may miss up to {missed:.0f} effective parameters (it found {p_star:.1f}, n = {n}): "
-                "raise the rank, or use Exact() if memory allows"
+                "raise its rank, dim or landmarks, or use Exact() if memory allows"
             )
         return messages

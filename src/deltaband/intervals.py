@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -28,11 +28,12 @@ from .gradients import GradientBatch, Network, plain_autograd
 from .metrics import interval_scores
 from .result import Intervals, like, parse_levels
 from .summary import describe
-from .trace import RowTrace, pair_hashes
+from .trace import RowSample, RowTrace, pair_hashes
 from .warning import DeltabandWarning
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 ADVICE = "look at the scale of that row, and for NaN among the weights"
+EMPTY = "the training data are empty (a generator can be read only once): give at least one row"
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -58,8 +59,8 @@ class PredictionIntervals:
 
     or is given as `damping`. Only squared losses are covered.
 
-    `covariance` is the engine: "auto" (exact where it fits into memory), or one of `Exact()`,
-    `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`.
+    `covariance` is the engine: "auto" (exact where it fits into memory), or one of `Exact()`, `Nystrom(landmarks)`,
+    `RandomProjection(dim)`, `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`.
 
     The model itself is never changed, nor switched to eval mode: all work happens on a private eval-mode twin.
     `predict` can be called from several threads.
@@ -88,12 +89,13 @@ class PredictionIntervals:
     def fit(self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = True) -> PredictionIntervals:
         """One pass over the training data: `fit(loader)` with batches `(x, y)`, or `fit(X, y)`.
 
+        An engine that wants a sample of the rows first (`Nystrom`) needs data that can be read twice.
         `n_rows` is needed only for a loader without a length, and only where λ follows from `weight_decay` while an
         engine needs it from the first row on (`ImportantDirections`).
         """
         network = Network(self.model)
         batches = reading.read(data, y, n_rows)
-        engine = self._engine(batches.n_rows, network)
+        engine = self._engine(batches, network)
         trace = RowTrace()
         rss, count, energy = 0.0, 0, 0.0
 
@@ -102,15 +104,8 @@ class PredictionIntervals:
         # the bar stays away where the work is done within two seconds
         bar = tqdm(total=batches.n_rows, desc="deltaband", unit=" rows", delay=2, leave=False, disable=not progress)
 
-        def look(x: Tensor) -> int:
-            rows = network.check(x)
-            if not engine.wants_rows(network.n_parameters):
-                network.examine(x)
-                rows = network.check(x)
-            return rows
-
         with plain_autograd(network.device), bar:
-            for x, targets, first in batches.chunks(look):
+            for x, targets, first in batches.chunks(lambda x: _rows_at_once(network, engine, x)):
                 outputs, gradients = _checked_gradients(network, x, first)
                 engine.update(gradients)
                 trace.update(network.prepare(x), targets)
@@ -120,7 +115,7 @@ class PredictionIntervals:
                 bar.update(len(x))
 
         if count == 0:
-            raise ValueError("the training data are empty (a generator can be read only once): give at least one row")
+            raise ValueError(EMPTY)
         if energy == 0.0:
             raise ValueError("the network's output does not depend on any trainable parameter: all gradients are zero")
         if batches.n_rows is not None and count != batches.n_rows:
@@ -283,7 +278,7 @@ class PredictionIntervals:
 
     @property
     def error_bound_(self) -> float:
-        """‖JᵀJ − what a sketch holds of it‖₂ is at most this; 0 for `Exact`."""
+        """‖JᵀJ − what stands in for it‖₂ is at most this; 0 for `Exact`, NaN for `RandomProjection`: not certified."""
         return self._fitted().covariance.error_bound
 
     @property
@@ -305,8 +300,9 @@ class PredictionIntervals:
             return self.summary()
         return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.covariance!r}), not fitted"
 
-    def _engine(self, n_rows: int | None, network: Network) -> Engine:
+    def _engine(self, batches: reading.Batches, network: Network) -> Engine:
         """A fresh accumulator."""
+        n_rows = batches.n_rows
         damping = self._damping.at(n_rows)
         engine = self.covariance
         if isinstance(engine, str):
@@ -320,7 +316,9 @@ class PredictionIntervals:
                     else "λ follows from the number of rows, which this loader does not tell; give fit(..., n_rows=...)"
                 )
             )
-        return engine.start(n_rows=n_rows, damping=damping)
+        with plain_autograd(network.device):
+            sample = _sample(batches, network, engine) if engine.sample_size else None
+        return engine.start(n_rows=n_rows, damping=damping, sample=sample)
 
     def _ask(
         self, x: Any, fit: Fit, question: Callable[[GradientBatch], np.ndarray] | None = None
@@ -399,6 +397,42 @@ class PredictionIntervals:
 def _warn(messages: list[str]) -> None:
     for message in messages:
         warnings.warn(message, DeltabandWarning, stacklevel=3)
+
+
+def _rows_at_once(network: Network, engine: Engine, x: Tensor) -> int:
+    """How many rows fit into one chunk, of the kind of gradients that the engine will ask for."""
+    rows = network.check(x)
+    if network.layers is None and not engine.wants_rows(network.n_parameters):
+        network.examine(x)
+        rows = network.check(x)
+    return rows
+
+
+def _sample(batches: reading.Batches, network: Network, engine: Engine) -> GradientBatch:
+    """The gradients of `sample_size` training rows, drawn in a pass that computes no others."""
+    if isinstance(batches.source, Iterator):
+        raise ValueError(
+            f"{type(engine).__name__} reads the data twice, which an iterator or generator does not allow: "
+            "give arrays X and y, a DataLoader, or a list of batches"
+        )
+    # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and do
+    # without some of the sampled rows the second time.
+    drawn = RowSample(engine.sample_size, engine.seed)
+    for x, _, _ in batches.chunks(lambda x: _rows_at_once(network, engine, x)):
+        drawn.update(network.prepare(x))
+    X = drawn.rows()
+    if X is None:
+        raise ValueError(EMPTY)
+    parts, rows = [], _rows_at_once(network, engine, X)
+    for first in range(0, len(X), rows):
+        _, gradients = network.gradients(X[first : first + rows])
+        # The pass to come names a row that is not finite by its number in the data.
+        finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
+        parts += [gradients.take(finite)] if len(finite) else []
+    if not parts:
+        for x, _, first in batches.chunks(lambda x: rows):
+            _checked_gradients(network, x, first)
+    return GradientBatch.concatenate(parts)
 
 
 def _checked_gradients(network: Network, x: Tensor, first: int) -> tuple[Tensor, GradientBatch]:

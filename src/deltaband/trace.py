@@ -22,27 +22,42 @@ class SeenRows(NamedTuple):
         return float(np.isin(hashes, self.hashes).mean())
 
 
-class RowTrace:
-    """Takes in the training rows as they stream by. The sampled ones themselves are dropped after the fit."""
+class RowSample:
+    """Up to `size` rows of a stream, drawn uniformly from those that have the shape of the first."""
 
-    def __init__(self) -> None:
-        self._rng = np.random.default_rng(0)
-        self._hashes: list[np.ndarray] = []
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self._size = size
+        self._rng = np.random.default_rng(seed)
         self._keys = np.zeros(0)
         self._rows: Tensor | None = None
 
-    def update(self, x: Tensor, y: Tensor) -> None:
-        self._hashes.append(pair_hashes(x, y))
+    def update(self, x: Tensor) -> None:
         keys = self._rng.random(len(x))
         if self._rows is None:
             self._rows, self._keys = x, keys
         elif self._rows.shape[1:] == x.shape[1:] and self._rows.dtype == x.dtype:
-            if len(self._keys) == SAMPLE:  # most rows of a long stream are not among the smallest keys any more
+            if len(self._keys) == self._size:  # most rows of a long stream are not among the smallest keys any more
                 x, keys = x[keys < self._keys.max()], keys[keys < self._keys.max()]
             self._rows, self._keys = torch.cat([self._rows, x]), np.concatenate([self._keys, keys])
-        if len(self._keys) > SAMPLE:
-            smallest = np.argpartition(self._keys, SAMPLE)[:SAMPLE]
+        if len(self._keys) > self._size:
+            smallest = np.argpartition(self._keys, self._size)[: self._size]
             self._rows, self._keys = self._rows[smallest], self._keys[smallest]
+
+    def rows(self) -> Tensor | None:
+        """In random order; None if none came."""
+        return None if self._rows is None else self._rows[np.argsort(self._keys)]
+
+
+class RowTrace:
+    """Takes in the training rows as they stream by. The sampled ones themselves are dropped after the fit."""
+
+    def __init__(self) -> None:
+        self._hashes: list[np.ndarray] = []
+        self._sample = RowSample(SAMPLE)
+
+    def update(self, x: Tensor, y: Tensor) -> None:
+        self._hashes.append(pair_hashes(x, y))
+        self._sample.update(x)
 
     def seen(self) -> SeenRows:
         hashes, counts = np.unique(np.concatenate(self._hashes), return_counts=True)
@@ -50,8 +65,9 @@ class RowTrace:
 
     def sample(self) -> Tensor:
         """Up to 512 rows, drawn uniformly from those that have the shape of the first."""
-        assert self._rows is not None
-        return self._rows
+        rows = self._sample.rows()
+        assert rows is not None
+        return rows
 
 
 def pair_hashes(x: Tensor, y: Tensor) -> np.ndarray:  # (b,) uint64

@@ -4,6 +4,8 @@ from .choose import choose_engine
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
 from .engine import Covariance, Engine
 from .exact import Exact
+from .nystrom import Nystrom
+from .projection import RandomProjection
 from .spectral import SpectralCovariance, Spectrum
 
 __all__ = [
@@ -12,6 +14,8 @@ __all__ = [
     "Exact",
     "FrequentDirections",
     "ImportantDirections",
+    "Nystrom",
+    "RandomProjection",
     "RobustFrequentDirections",
     "SpectralCovariance",
     "Spectrum",

@@ -25,12 +25,13 @@ class Covariance(Protocol):
 
     @property
     def missed_parameters(self) -> float:
-        """An upper bound of the part of p* that an approximation has left out; 0 where it is exact."""
+        """An upper bound of the part of p* that an approximation has left out (an estimate of one for a random
+        projection); 0 where it is exact."""
         ...
 
     @property
     def error_bound(self) -> float:
-        """‖JᵀJ − what stands in for it‖₂ is at most this; 0 where it is exact."""
+        """‖JᵀJ − what stands in for it‖₂ is at most this; 0 where it is exact, NaN where nothing is certified."""
         ...
 
     def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
@@ -63,6 +64,11 @@ class Engine(Protocol):
     @property
     def sample_size(self) -> int:
         """How many training rows, drawn at random, it wants to see before the first; 0 for most."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of that sample."""
         ...
 
     def start(

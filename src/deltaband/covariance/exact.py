@@ -31,6 +31,7 @@ class Exact:
 
     needs_damping = False
     sample_size = 0
+    seed = 0
 
     def __init__(self) -> None:
         self._kept: list[GradientBatch] = []
