@@ -39,6 +39,24 @@ def table(cells: pd.DataFrame, setting: str) -> list[str]:
     return [*lines, ""]
 
 
+def scores(cells: pd.DataFrame) -> list[str]:
+    """All mean interval scores in one table, the lowest of each way of training in bold: what the docs show."""
+    heads = [f"{setting}: {method}" if method == METHODS[0] else method for setting in SETTINGS for method in METHODS]
+    lines = ["| data | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    means = cells.groupby(["data", "setting", "method"]).score.mean()
+    for name in (name for name in NAMES if name in set(cells.data)):
+        parts = []
+        for setting in SETTINGS:
+            row = means[name, setting]
+            parts += [_bold(row.get(m, np.nan), row.min()) for m in METHODS]
+        lines.append(f"| {name} | " + " | ".join(parts) + " |")
+    return lines
+
+
+def _bold(score: float, lowest: float) -> str:
+    return f"**{score:.3g}**" if score == lowest else f"{score:.3g}"
+
+
 def joint_coverage(cells: pd.DataFrame) -> str:
     """One test over all cells: is our mean coverage within [level, level + 1/(n+1)]?"""
     ours = cells[cells.method == "ours"]

@@ -191,7 +191,6 @@ Message = tuple[str, Any]  # ("row", its cells), ("status", text), ("missing", t
 
 def messages(name: str, options: argparse.Namespace, done: set[Any], report: Report) -> Iterator[Message]:
     """The rows of a data set that are not there yet, or why there are none."""
-    torch.set_flush_denormal(True)  # a decayed weight's momentum ends in numbers that take a hundred times as long
     warnings.simplefilter("ignore", DeltabandWarning)
     try:
         X, y = data.load(name, data.folder(options.data))

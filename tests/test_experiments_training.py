@@ -105,6 +105,12 @@ def test_training_is_the_same_from_run_to_run_with_dropout_too(rows):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_training_leaves_the_arithmetic_as_it_was(rows):
+    train(Stack.initial(3, SEEDS), rows, OWNER, SEEDS, [1] * 3, RECIPE, silent)
+    assert np.nextafter(0.0, 1.0) * 1.0 > 0
+    assert torch.tensor(1e-310, dtype=torch.float64) * 0.5 > 0
+
+
 def test_dropout_of_rate_zero_changes_nothing_and_a_higher_one_does(rows):
     plain = train(Stack.initial(3, SEEDS), rows, OWNER, SEEDS, [3] * 3, RECIPE, silent)
     dropped = train(Stack.initial(3, SEEDS, [0.0, 0.0, 0.5]), rows, OWNER, SEEDS, [3] * 3, RECIPE, silent)
