@@ -46,6 +46,7 @@ class _Directions:
 
     needs_damping = False
     sample_size = 0
+    seed = 0
     _robust = True
 
     def __init__(self, rank: int | Literal["auto"], score: Score, compress: bool, memory: float) -> None:
