@@ -24,7 +24,6 @@ BEST: dict[str, Callable[[pd.Series], float]] = {
     "r": lambda means: -means.max(),
     "score": lambda means: means.min(),
 }
-NOT_RUN = "not run: data not at hand"
 P_COV_TOLERANCE, WIDTH_TOLERANCE = 0.02, 0.15
 
 
@@ -63,7 +62,7 @@ def table_1(table: pd.DataFrame) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for name in data.NAMES:
         if name not in table.index.get_level_values("data"):
-            yield f"| {name} | {NOT_RUN} | | | | | |"
+            yield f"| {name} | {_not_run(name)} | | | | | |"
             continue
         for method in ("exact", "directions", "compressed"):
             if (name, method) not in table.index:
@@ -90,7 +89,7 @@ def table_2(table: pd.DataFrame) -> Iterator[str]:
         yield "|---|---|" + "---|" * len(METHODS)
         for name in data.NAMES:
             if name not in table.index.get_level_values("data"):
-                yield f"| {name} | {NOT_RUN} |" + " |" * len(METHODS)
+                yield f"| {name} | {_not_run(name)} |" + " |" * len(METHODS)
                 continue
             part = table.loc[name].reindex(METHODS)
             yield f"| {name} | {part.splits.max():.0f} | " + " | ".join(_cells(part, metric)) + " |"
@@ -106,6 +105,10 @@ def _cells(part: pd.DataFrame, metric: str) -> Iterator[str]:
         text = f"{cell[metric]:.3f} ± {cell[f'{metric}_error']:.3f}"
         own = BEST[metric](pd.Series([cell[metric]])) if metric in BEST else 0.0
         yield (f"**{text}**" if own == best else text) + _beside(cell.get(f"{metric}_paper"))
+
+
+def _not_run(name: str) -> str:
+    return "not run yet" if data.CATALOGUE[name].checksum else "not run: data not at hand"
 
 
 def _beside(value: float | None, form: str = ".3g") -> str:
