@@ -166,13 +166,13 @@ class Protocol:
     def _kept(self, stage: str, make: Callable[[], Kept], **conditions: Any) -> Kept:
         """What `make` gives, unless it was made before under the same conditions."""
         path = self.folder / f"{self.name}-{stage}-{self.splits[0]}-{self.splits[-1]}.safetensors"
-        conditions |= {
-            "data": [len(self.y), float(self.X.sum()), float(self.y.sum())],
-            "splits": self.splits,
-            "recipe": self.recipe,
-            "epochs": [PATIENCE, EPOCHS_AT_LEAST, DROPOUT_EPOCHS],
-        }
         if stage not in self.stages:
+            conditions |= {
+                "data": [len(self.y), float(self.X.sum()), float(self.y.sum())],
+                "splits": self.splits,
+                "recipe": self.recipe,
+                "epochs": [PATIENCE, EPOCHS_AT_LEAST, DROPOUT_EPOCHS],
+            }
             kept = load(path, json.dumps(conditions))
             if kept is None:
                 kept = make()

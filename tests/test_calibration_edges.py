@@ -115,7 +115,9 @@ def test_targets_of_another_precision_are_recognised():
 def test_new_measurements_at_the_same_inputs_are_not_training_rows():
     X, y = regression(100)
     band = PredictionIntervals(mlp()).fit(X, y)
-    band.calibrate(X, y + 0.01 * torch.randn(100, dtype=y.dtype))  # a warning would be an error
+    band.calibrate(X, y + 0.01 * torch.randn(100, dtype=y.dtype))
+    assert band._calibration.seen == 0
+    assert band._calibration.warnings() == []
 
 
 def test_rows_that_are_repeated_by_chance_are_no_training_rows():
@@ -123,7 +125,9 @@ def test_rows_that_are_repeated_by_chance_are_no_training_rows():
     x, y = rng.integers(0, 3, (600, 2)).astype(float), rng.integers(0, 2, 600).astype(float)
     model = mlp(2)
     band = PredictionIntervals(model).fit(x[:300], y[:300])
-    band.calibrate(x[300:], y[300:])  # a warning would be an error
+    band.calibrate(x[300:], y[300:])
+    assert band._calibration.seen > 0.9
+    assert band._calibration.warnings() == []
 
 
 def test_the_share_of_repeated_rows_is_counted():
@@ -142,7 +146,9 @@ def test_categories_are_no_drift(seed):
     X = torch.eye(5, dtype=torch.float64)[kind]
     y = torch.from_numpy(0.3 * kind + 0.3 * rng.standard_normal(260))
     band = PredictionIntervals(trained(X[:60], y[:60], hidden=10, steps=100), covariance=Exact()).fit(X[:60], y[:60])
-    band.calibrate(X[60:], y[60:])  # a warning would be an error
+    band.calibrate(X[60:], y[60:])
+    assert band._calibration.drift > 1e-3
+    assert band._calibration.warnings() == []
 
 
 def test_the_drift_test_keeps_its_level_and_finds_what_is_larger_or_smaller():

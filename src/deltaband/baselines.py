@@ -22,12 +22,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from . import data as reading
 from .damping import _check_non_negative
 from .gradients import Network, plain_autograd
-from .intervals import NotFittedError
+from .intervals import ADVICE, NotFittedError
 from .result import Intervals, like, parse_levels
 
 # Dropout draws from torch's global generators: whoever seeds them must be alone.
 _RANDOM_NUMBERS = threading.RLock()
-ADVICE = "look at the scale of that row, and for NaN among the weights"
 
 
 class _Gaussian:

@@ -132,7 +132,7 @@ def _deltas(y: Tensor, calls: dict[str, list[Call]]) -> dict[str, list[Tensor]]:
     if not edges:
         return {name: [] for name in calls}
     # rows do not depend on each other, so the sum's gradient is that of each
-    gradients = iter(torch.autograd.grad(y.sum(), edges, allow_unused=True, retain_graph=True))
+    gradients = iter(torch.autograd.grad(y.sum(), edges, allow_unused=True))
     return {
         name: [y.new_zeros(call.shape) if (g := next(gradients)) is None else g for call in made]
         for name, made in calls.items()
