@@ -82,9 +82,8 @@ def study(name: str, protocol: Protocol) -> Iterator[dict[str, object]]:
     for rank in RANKS:
         for method in METHODS:
             if method in ("directions", "robust"):
-                engine = (ImportantDirections if method == "directions" else RobustFrequentDirections)(
-                    rank, compress=True
-                )
+                sketch = ImportantDirections if method == "directions" else RobustFrequentDirections
+                engine = sketch(rank, compress=True, tail="none")
                 band = PredictionIntervals(network, weight_decay=protocol.recipe.weight_decay, covariance=engine)
                 widths = band.fit(*train, progress=False).predict(test.x, LEVEL).width
             else:

@@ -15,11 +15,11 @@ from typing import Literal, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..gradients import CHUNK_BYTES, GradientBatch
 from ..warning import DeltabandWarning
-from .spectral import SpectralCovariance, effective
+from .sketched import SketchedCovariance
+from .unheld import Unheld, power_law
 
 Score = Callable[[np.ndarray, float], np.ndarray]
 
@@ -48,18 +48,22 @@ class _Directions:
     sample_size = 0
     seed = 0
     _robust = True
+    _usual_tail = "none"
 
-    def __init__(self, rank: int | Literal["auto"], score: Score, compress: bool, memory: float) -> None:
+    def __init__(self, rank: int | Literal["auto"], score: Score, tail: str, compress: bool, memory: float) -> None:
         if not (isinstance(rank, str) and rank == "auto") and (
             isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1
         ):
             raise ValueError(f"rank must be a positive whole number or 'auto', got {rank!r}")
         if not callable(score):
             raise TypeError(f"score must be a function of (singular values, damping), got {score!r}")
+        if not isinstance(tail, str) or tail not in ("none", "spread"):
+            raise ValueError(f"tail must be 'none' or 'spread', got {tail!r}")
         if not (isinstance(memory, int | float) and 0 < memory < np.inf):
             raise ValueError(f"memory must be a positive number of bytes, got {memory!r}")
         self.rank = rank
         self.score = score
+        self.tail = tail
         self.compress = compress
         self.memory = memory
         self._reset(None, None)
@@ -81,6 +85,9 @@ class _Directions:
         self._energy = 0.0  # ‖J‖²_F
         self._shift = 0.0  # λ'
         self._lost = 0.0  # 0 ≤ JᵀJ − BᵀB ≤ _lost · I
+        self._delta2 = 0.0  # the largest δ²
+        self._above = 0.0  # energy let go along directions of d > δ, which the score did not choose
+        self._n_above = 0  # how many such there were, in the shrink with most
 
     def wants_rows(self, n_parameters: int) -> bool:
         return True
@@ -96,10 +103,15 @@ class _Directions:
     def merge(self, other: Self) -> None:
         if self.needs_damping and self._damping != other._damping:
             raise ValueError(f"sketches made with different λ cannot be merged: {self._damping} and {other._damping}")
+        if self.tail != other.tail:
+            raise ValueError(f"sketches of different tail cannot be merged: {self.tail!r} and {other.tail!r}")
         self._energy += other._energy
         self._n_rows += other._n_rows
         self._shift += other._shift
         self._lost += other._lost
+        self._delta2 = max(self._delta2, other._delta2)
+        self._above += other._above
+        self._n_above = max(self._n_above, other._n_above)
         if other._buffer is not None:
             self._insert(other._buffer[: other._filled])
 
@@ -121,7 +133,8 @@ class _Directions:
             self._shrink(may_grow=False)
         U, d = _left_singular(self._buffer[: self._filled])
         shift = self._shift if self._robust else 0.0
-        if damping == shift == 0.0 and len(d) < p:
+        spread = self.tail == "spread" and self._shift > 0
+        if damping == 0.0 and len(d) < p and (shift == 0.0 or (spread and self._n_rows <= p)):
             raise ValueError(
                 f"damping 0 needs a regular JᵀJ, but the sketch holds {len(d)} of {p} directions: "
                 "give a positive damping or weight_decay"
@@ -131,16 +144,42 @@ class _Directions:
             squared=d**2,
             shift=shift,
             damping=damping,
-            name=f"{type(self).__name__}, rank {min(self._k, full):,} ({len(d):,} directions held)",
+            name=f"{type(self).__name__}, rank {min(self._k, full):,} ({len(d):,} directions held){self._named_tail}",
             energy=self._energy,
             lost=self._lost,
             full_rank=full,
+            spread=self._spread(d**2, full) if spread else None,
         )
         self._reset(self._expected_rows, self._damping)
         return covariance
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(rank={self.rank!r}{', compress=True' if self.compress else ''})"
+        compress = ", compress=True" if self.compress else ""
+        return f"{type(self).__name__}(rank={self.rank!r}{compress}{self._named_tail})"
+
+    @property
+    def _named_tail(self) -> str:
+        return "" if self.tail == self._usual_tail else f", tail={self.tail!r}"
+
+    def _spread(self, squared: np.ndarray, full: int) -> tuple[np.ndarray, Unheld | None]:  # (r,)
+        """What each held direction gets back, and the eigenvalues along all others: ‖J‖²_F − Σd² in all.
+
+        A shrink takes δ² from each of k directions, so the k largest get Σδ² back. After them JᵀJ goes on as a power
+        law: its k-th eigenvalue is at least the largest δ² (Weyl) and about Σδ² at most, so take the middle. Directions
+        of d > δ that were let go come back equally large, as unheld ones; as the largest held ones where all are held.
+        """
+        r, k = len(squared), min(self._k, len(squared))
+        missed = max(self._energy - float(squared.sum()), 0.0)
+        above = min(self._above, missed)
+        n_above, unheld_above = self._n_above, min(self._n_above, full - r)
+        back = min(2 * self._shift, (missed - above) / max(k, 1))
+        middle = (self._delta2 + 2 * self._shift) / 2
+        rest = power_law(missed - above - k * back, full - k - unheld_above, middle, after=max(k, 1))
+        added = np.concatenate([np.full(k, back), rest[: r - k]])
+        added[: n_above - unheld_above] += above / max(n_above, 1)
+        e = np.concatenate([np.full(unheld_above, above / max(n_above, 1)), rest[r - k :]])
+        e = e[e > 0]
+        return added, Unheld(e, self._n_rows - r) if len(e) else None
 
     def _insert(self, block: np.ndarray) -> None:  # (b, p)
         if self._buffer is None:
@@ -175,6 +214,10 @@ class _Directions:
             scale = np.sqrt(np.maximum(d[kept] ** 2 - delta**2, 0.0)) / d[kept]
             self._shift += delta**2 / 2
             self._lost += max(delta, d[dropped].max(initial=0.0)) ** 2
+            above = d[dropped][d[dropped] > delta]
+            self._delta2 = max(self._delta2, delta**2)
+            self._above += (above**2).sum()
+            self._n_above = max(self._n_above, len(above))
         kept, scale = kept[scale > 0], scale[scale > 0]
         self._buffer[: len(kept)] = _rotate((U[:, kept] * scale).T, B)
         self._filled = len(kept)
@@ -211,6 +254,10 @@ class ImportantDirections(_Directions):
     `compress=True` shrinks once more at the end, to at most `rank` directions, as the authors' code does; the
     algorithms as printed keep up to 2·rank − 1. `rank="auto"` doubles the rank while the kept singular values span
     less than three orders of magnitude and the sketch stays within `memory` bytes.
+
+    `tail="spread"` puts an estimate from the energy of J that the sketch misses in the place of λ'. It mends p*; q only
+    where the rank is large enough: where the score lets the largest directions go, the sketch meets them again with too
+    small a d, and q stays too large.
     """
 
     needs_damping = True
@@ -220,71 +267,42 @@ class ImportantDirections(_Directions):
         rank: int | Literal["auto"] = "auto",
         *,
         score: Score = importance,
+        tail: Literal["none", "spread"] = "none",
         compress: bool = False,
         memory: float = 2**30,
     ) -> None:
-        super().__init__(rank, score, compress, memory)
+        super().__init__(rank, score, tail, compress, memory)
 
 
 class RobustFrequentDirections(_Directions):
-    """Robust Frequent Directions: keeps the largest singular values. `rank`, `compress`: as `ImportantDirections`."""
+    """Robust Frequent Directions: keeps the largest singular values. `rank`, `compress`: as `ImportantDirections`.
 
-    def __init__(self, rank: int | Literal["auto"] = "auto", *, compress: bool = False, memory: float = 2**30) -> None:
-        super().__init__(rank, magnitude, compress, memory)
+    `tail="spread"` puts an estimate from the energy of J that the sketch misses in the place of λ': on networks the
+    error of the widths was a half to a sixth. Rows far outside the data get too large a q rather than too small a one,
+    and where p* comes near n widths explode with any error of it: calibrate there.
+    `tail="none"` is the algorithm as published, to the letter.
+    """
+
+    _usual_tail = "spread"
+
+    def __init__(
+        self,
+        rank: int | Literal["auto"] = "auto",
+        *,
+        tail: Literal["none", "spread"] = "spread",
+        compress: bool = False,
+        memory: float = 2**30,
+    ) -> None:
+        super().__init__(rank, magnitude, tail, compress, memory)
 
 
-class FrequentDirections(RobustFrequentDirections):
+class FrequentDirections(_Directions):
     """Frequent Directions: as `RobustFrequentDirections`, without λ'. Then 0 ≤ JᵀJ − BᵀB ≤ `error_bound`·I."""
 
     _robust = False
 
-
-class SketchedCovariance(SpectralCovariance):
-    """Algorithm 3: eⱼ = d²ⱼ + λ' over the held directions, and λ' for all others; with what the sketch has lost."""
-
-    def __init__(
-        self,
-        directions: Tensor,  # (r, p), orthonormal
-        squared: np.ndarray,  # (r,) d²
-        shift: float,  # λ'
-        damping: float | None,
-        name: str,
-        energy: float,  # ‖J‖²_F
-        lost: float,  # 0 ≤ JᵀJ − BᵀB ≤ lost · I
-        full_rank: int,  # min(n, p)
-    ) -> None:
-        super().__init__(squared + shift, damping, name, floor=shift)
-        self._V = directions
-        self._squared = squared
-        self._shift = shift
-        self._energy = energy
-        self._lost = lost
-        self._unheld = full_rank - len(squared)
-        self.error_bound = max(shift, lost - shift)
-
-    @property
-    def missed_parameters(self) -> float:  # type: ignore[override]
-        """The j-th eigenvalue of JᵀJ lies between d²ⱼ and d²ⱼ + lost, and they sum up to the energy ‖J‖²_F.
-
-        p* sums f(eigenvalue) with f(e) = 2h − h², which is concave with slope at most 2/λ: two upper bounds.
-        """
-        damping = self._chosen
-        at_most = effective(self._squared + self._lost, damping).sum() + self._unheld * effective(self._lost, damping)
-        if damping > 0:
-            tail = max(self._energy - self._squared.sum(), 0.0)
-            at_most = min(at_most, effective(self._squared, damping).sum() + 2 * tail / damping)
-        return max(float(at_most) - self.effective_parameters, 0.0)
-
-    def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)
-        return self._projections(g).cpu().double().numpy() ** 2
-
-    def _squared_remainder(self, g: GradientBatch) -> np.ndarray:  # (b,)
-        # As a norm, not as the difference of two: that would lose in float32 all that a small λ brings to light.
-        remainder = g.rows().to(self._V) - self._projections(g) @ self._V
-        return GradientBatch.of(remainder).squared_norms
-
-    def _projections(self, g: GradientBatch) -> Tensor:  # (b, r)
-        return g.rows().to(self._V) @ self._V.T
+    def __init__(self, rank: int | Literal["auto"] = "auto", *, compress: bool = False, memory: float = 2**30) -> None:
+        super().__init__(rank, magnitude, "none", compress, memory)
 
 
 # All of a shrink is done by SciPy's BLAS: where two libraries take turns, their threads wait for each other.

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from ..gradients import GradientBatch
-from .spectral import SpectralCovariance, _sigma
+from .spectral import SpectralCovariance, sigma
 from .tail import Tail
 
 ZERO = 1e-12  # of the largest eigenvalue of GGᵀ; what is below is rounding, such as between equal landmarks
@@ -232,7 +232,7 @@ class NystromCovariance(SpectralCovariance):
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
         z2, rho = self._split(g)
-        q = z2 @ _sigma(self.eigenvalues[:, None], dampings)
+        q = z2 @ sigma(self.eigenvalues[:, None], dampings)
         return q + np.outer(rho, self._tail.variance(self.eigenvalues, dampings)) if self._corrected else q
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
@@ -262,7 +262,7 @@ class NystromCovariance(SpectralCovariance):
     def _bounded(self, g: GradientBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(vⱼ·g)², the q of B, and what ‖y‖ is at most."""
         z2, rho = self._split(g)
-        q = z2 @ _sigma(self.eigenvalues, self._chosen)
+        q = z2 @ sigma(self.eigenvalues, self._chosen)
         return z2, q, np.sqrt(rho) + np.sqrt(self._tail.energy * q)
 
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)

@@ -63,7 +63,7 @@ class SpectralCovariance(ABC):
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
         """q for several λ at once."""  # (b, len(dampings))
-        return self._squared_projections(g) @ _sigma(self.eigenvalues[:, None], dampings)
+        return self._squared_projections(g) @ sigma(self.eigenvalues[:, None], dampings)
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
         inside = self._squared_projections(g) @ (1 / (self.eigenvalues + self._chosen))
@@ -71,7 +71,7 @@ class SpectralCovariance(ABC):
         return inside + self._squared_remainder(g) / floor if floor else inside
 
     def spectrum(self) -> Spectrum:
-        return Spectrum(np.sqrt(self.eigenvalues), _sigma(self.eigenvalues, self._chosen))
+        return Spectrum(np.sqrt(self.eigenvalues), sigma(self.eigenvalues, self._chosen))
 
     def diagonalised(self) -> SpectralCovariance:
         return self
@@ -92,7 +92,7 @@ def effective(e: Any, damping: float) -> Any:
     return 2 * h - h**2
 
 
-def _sigma(e: np.ndarray, damping: Any) -> np.ndarray:
+def sigma(e: np.ndarray, damping: Any) -> np.ndarray:
     """e/(e+λ)², the eigenvalue of Σ⁻¹; 0 where e is."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(e > 0, e / (e + damping) / (e + damping), 0.0)
