@@ -26,8 +26,8 @@ from deltaband import (
     PredictionIntervals,
     RobustFrequentDirections,
 )
+from deltaband.batch import GradientBatch
 from deltaband.covariance import Engine
-from deltaband.gradients import GradientBatch
 
 from .measure import Neighbours, Report, Result, gflops, limited_to, race
 from .workload import QUICK, WEIGHT_DECAY, Size, ThinSketch, Workload, network

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from deltaband.gradients import GradientBatch
+from deltaband.batch import GradientBatch
 
 
 def batch(rows: np.ndarray, dtype: torch.dtype = torch.float64) -> GradientBatch:

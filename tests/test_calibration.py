@@ -383,7 +383,7 @@ def test_equal_rows_have_equal_hashes_however_they_are_batched(dtype):
 
 
 def test_a_sample_of_the_training_rows_is_uniform_and_bounded():
-    trace = RowTrace()
+    trace = RowTrace(512)
     for i in range(0, 20_000, 100):
         trace.update(torch.arange(i, i + 100, dtype=torch.float64)[:, None], torch.zeros(100))
     sample = trace.sample()

@@ -131,7 +131,7 @@ def test_rows_that_are_repeated_by_chance_are_no_training_rows():
 
 
 def test_the_share_of_repeated_rows_is_counted():
-    trace = RowTrace()
+    trace = RowTrace(512)
     trace.update(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0.0, 0.0, 0.0]))
     trace.update(torch.tensor([[2.0], [3.0]]), torch.tensor([5.0, 0.0]))
     seen = trace.seen()

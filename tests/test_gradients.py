@@ -8,7 +8,8 @@ import torch
 from conftest import in_threads, mlp, regression
 from torch import nn
 
-from deltaband.gradients import GradientBatch, Network
+from deltaband.batch import GradientBatch
+from deltaband.gradients import Network
 
 
 class Tied(nn.Module):

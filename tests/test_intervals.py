@@ -364,7 +364,7 @@ def test_no_degrees_of_freedom_is_a_warning_at_fit_and_an_error_at_predict():
 @pytest.mark.parametrize("rank", [1, 5])
 def test_a_rank_that_misses_much_is_warned_about(n, rank):
     X, y = regression(n)
-    with pytest.warns(DeltabandWarning, match="may miss up to"):
+    with pytest.warns(DeltabandWarning, match="may miss up to|not accurate enough"):
         band = PredictionIntervals(mlp(hidden=30), damping=0.5, covariance=RobustFrequentDirections(rank)).fit(X, y)
     assert band.error_bound_ > 0
     assert fitted(mlp(hidden=30), (X, y)).error_bound_ == 0
@@ -516,15 +516,7 @@ def test_a_model_that_fails_in_the_middle_of_a_fit_comes_back_as_it_was(data):
     assert model.calls == 0
 
 
-# --- automatic choice, imports
-
-
-def test_auto_is_exact_where_it_fits_and_a_sketch_where_it_does_not(model, data, monkeypatch):
-    assert "exact, primal" in fitted(model, data).summary()
-    assert "exact, dual" in fitted(model, regression(30)).summary()
-    monkeypatch.setattr("deltaband.covariance.choose.free_memory", lambda: 20000.0)
-    with pytest.warns(DeltabandWarning, match="may miss"):
-        assert "RobustFrequentDirections, rank 5" in fitted(model, data).summary()
+# --- imports
 
 
 def test_importing_deltaband_loads_torch_and_numpy_and_nothing_else_heavy():

@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from deltaband import Exact, PredictionIntervals
-from deltaband.gradients import GradientBatch, Network
+from deltaband.batch import GradientBatch
+from deltaband.gradients import Network
 from deltaband.layers import Lookup, Outer, Rows, inner
 
 
@@ -245,7 +246,7 @@ def test_a_frozen_half_of_a_layer_is_left_out(layer, frozen):
 
 def kinds(model, x):
     _, _, batch, _ = layered(model.eval(), x)
-    return [type(part) for part in batch.blocks[0]]
+    return [type(part) for part in batch.blocks[0].parts()]
 
 
 def test_rows_are_formed_only_where_that_is_cheaper():
@@ -263,7 +264,7 @@ def test_sequences_of_different_lengths_go_together():
     network = Network(model)
     network.examine(short)
     mine, theirs = network.gradients(short)[1], network.gradients(long)[1]
-    assert (type(mine.blocks[0][0]), type(theirs.blocks[0][0])) == (Outer, Rows)
+    assert (type(mine.blocks[0].parts()[0]), type(theirs.blocks[0].parts()[0])) == (Outer, Rows)
     np.testing.assert_allclose(mine.inner(theirs), mine.rows() @ theirs.rows().T, rtol=1e-10)
 
 

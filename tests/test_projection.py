@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaband import DeltabandWarning, Exact, PredictionIntervals
+from deltaband.batch import GradientBatch
 from deltaband.covariance import projection
 from deltaband.covariance.exact import DualCovariance, PrimalCovariance
 from deltaband.covariance.projection import Projection, RandomProjection
-from deltaband.gradients import GradientBatch
 
 SHAPES = [(90, 60, 24), (15, 60, 24), (40, 60, 10), (40, 60, 3), (20, 30, 1)]  # n, p, dim
 

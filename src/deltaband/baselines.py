@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from . import data as reading
+from .asking import ADVICE
 from .damping import _check_non_negative
 from .gradients import Network, plain_autograd
-from .intervals import ADVICE, NotFittedError
+from .intervals import NotFittedError
 from .result import Intervals, like, parse_levels
 
 # Dropout draws from torch's global generators: whoever seeds them must be alone.

@@ -22,8 +22,8 @@ from typing import Literal
 
 import numpy as np
 
+from .batch import GradientBatch
 from .covariance import Covariance, SpectralCovariance
-from .gradients import GradientBatch
 from .metrics import interval_scores
 
 Side = Literal["both", "lower", "upper"]

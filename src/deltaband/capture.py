@@ -17,6 +17,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from .layers import KINDS, Part, Rows, cheapest, joined
 
+DEPENDS_ON_NOTHING = "the network's output does not depend on any trainable parameter: all gradients are zero"
+
 
 @dataclass(frozen=True)
 class Layers:
@@ -25,7 +27,8 @@ class Layers:
     batch_dims: dict[str, int]  # of each layer that is had by its inputs: where the rows are in them
     parameters: tuple[tuple[str, ...], ...]  # the names of the parameters of each of them, in the same order
     rest: tuple[str, ...]  # parameters that need rows of their own
-    row_bytes: int  # what the parts of one row take, with what has to be there while they are made
+    factor_bytes: int  # what the parts of one row take, those of the rest included
+    working_bytes: int  # what has to be there besides while they are made
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ def examine(twin: nn.Module, x: Tensor) -> Layers:
     trainable = {name: w for name, w in twin.named_parameters() if w.requires_grad}
     candidates = _candidates(twin)
     y, calls = _forward(twin, x, candidates)
+    if not y.requires_grad:
+        raise ValueError(DEPENDS_ON_NOTHING)
     rows = [torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, allow_unused=True) for i in range(b)]
     truth = {name: torch.stack([_dense(row[k], w) for row in rows]) for k, (name, w) in enumerate(trainable.items())}
     deltas = _deltas(y, calls)
@@ -67,7 +72,7 @@ def examine(twin: nn.Module, x: Tensor) -> Layers:
     parameters = tuple(_names(name, candidates[name]) for name in found)
     covered = {name for names in parameters for name in names}
     rest = tuple(name for name in trainable if name not in covered)
-    return Layers(found, parameters, rest, kept + 2 * largest)
+    return Layers(found, parameters, rest, kept + sum(trainable[name].nbytes for name in rest), 2 * largest)
 
 
 def parts(twin: nn.Module, layers: Layers, x: Tensor) -> tuple[Tensor, list[Part]]:

@@ -36,6 +36,11 @@ class Damping:
         for name in ("weight_decay", "damping"):
             _check_non_negative(getattr(self, name), name)
 
+    @property
+    def given(self) -> bool:
+        """Whether λ will be known."""
+        return self.damping is not None or self.weight_decay is not None
+
     def at(self, n_rows: int | None) -> float | None:
         """λ for n rows; None where it is not known."""
         if self.damping is not None:

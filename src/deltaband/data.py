@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+EMPTY = "the training data are empty (a generator can be read only once): give at least one row"
 BATCH_ROWS = 1024  # for data that come without batches of their own
 
 
@@ -20,6 +22,27 @@ class Batches:
 
     source: Iterable[Any]
     n_rows: int | None
+
+    @property
+    def twice(self) -> bool:
+        """Whether they can be read more than once."""
+        return not isinstance(self.source, Iterator)
+
+    def peek(self) -> tuple[Tensor, Batches]:
+        """The first inputs, and the batches as if none had been read."""
+        taken: list[Any] = []
+        rest = iter(self.source)
+
+        def recorded() -> Iterator[Any]:
+            for batch in rest:
+                taken.append(batch)
+                yield batch
+
+        x, _ = next(Batches(recorded(), None)._checked(), (None, None))
+        if x is None:
+            raise ValueError(EMPTY)
+        begun = itertools.chain(taken, rest)
+        return x, Batches(begun if not self.twice else _Begun(begun, self.source), self.n_rows)
 
     def chunks(self, rows_at_once: Callable[[Tensor], int]) -> Iterator[tuple[Tensor, Tensor, int]]:
         """`(x, y, index of the first row)`, as many rows at a time as `rows_at_once` says, looking at the first batch.
@@ -60,6 +83,18 @@ class Batches:
                 check_finite(y, "targets", done)
                 yield x, y
             done += len(x)
+
+
+class _Begun:
+    """Data whose first batches have been looked at: a loader that starts processes starts them once for the pass."""
+
+    def __init__(self, begun: Iterator[Any], source: Iterable[Any]) -> None:
+        self._begun: Iterator[Any] | None = begun
+        self._source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        begun, self._begun = self._begun, None
+        return iter(self._source) if begun is None else begun
 
 
 def read(data: Any, y: Any = None, n_rows: int | None = None) -> Batches:

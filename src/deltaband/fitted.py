@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .calibration import PRIOR_RELATIVE_DAMPING, Side
 from .capture import Layers
-from .covariance import Covariance
+from .covariance import Covariance, Engine
+from .error import TOLERABLE, ErrorReport
 from .trace import SeenRows
 
 
@@ -19,14 +21,24 @@ class Fit:
     """All that a fit has found out. Set in one piece, so a fit that fails changes nothing."""
 
     covariance: Covariance  # without a λ if none was given
+    engine: Engine  # the settings it was made with
     rss: float
     n_rows: int
     n_parameters: int
     dtype: torch.dtype
     fingerprint: dict[str, str]
-    layers: Layers | None  # where the covariance asks for inner products, not for rows
+    layers: Layers
+    by_rows: bool  # whether the covariance asks for rows, not for inner products
     seen: SeenRows
-    leverages: np.ndarray  # of some training rows; none for a sketch, which forgets single rows
+    leverages: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of training rows; none where not exact
+    sample: Tensor | None = None  # inputs of training rows, in random order; none where exact
+    error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
+    rows_at_once: int = 0  # to be asked at least, where that saves work
+
+    @property
+    def asked_layers(self) -> Layers | None:
+        """What gradients must come by that the covariance is asked with."""
+        return None if self.by_rows else self.layers
 
     @property
     def effective_parameters(self) -> float:
@@ -72,8 +84,14 @@ class Fit:
                 "here (often far too wide); calibrate on held-out data, or raise the damping if the network was "
                 "trained with more regularisation"
             )
-        # More than 5 % of the degrees of freedom shows in s, more than half of p* in q.
-        if missed > min(0.05 * max(nu, 0.0), 0.5 * p_star):
+        if self.error is not None:
+            if self.error.width > TOLERABLE:
+                messages.append(
+                    f"{self.engine!r} is not accurate enough here: {self.error}; raise its rank, dim or landmarks, or "
+                    "use Exact() if memory allows"
+                )
+        # A bound is all there is. More than 5 % of the degrees of freedom shows in s, more than half of p* in q.
+        elif missed > min(0.05 * max(nu, 0.0), 0.5 * p_star):
             messages.append(
                 f"the sketch may miss up to {missed:.0f} effective parameters (it found {p_star:.1f}, n = {n}): "
                 "raise its rank, dim or landmarks, or use Exact() if memory allows"

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,12 +19,10 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import capture
+from .batch import CHUNK_BYTES, GradientBatch, Held
 from .capture import Layers
-from .layers import Part, Rows, inner
+from .layers import Rows
 
-# A chunk of rows that fits the processor's cache is two to three times faster to make than one that does not, but
-# a handful of rows wastes the matrix products that follow.
-CHUNK_BYTES = 8 * 2**20
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_LEAST = 64
 CHUNK_ROWS_AT_MOST = 4096
@@ -34,89 +30,6 @@ PAST_THE_TREE = (
     "some weights are reached past the module tree (a lambda or a list that holds a layer or a parameter), so their "
     "gradients would be missing: register them as submodules or parameters"
 )
-
-
-@dataclass(frozen=True)
-class GradientBatch:
-    """The gradients of some rows: blocks of rows, each held part by part, a part being the parameters of a layer.
-
-    An engine that wants the rows asks for `rows()` or `columns(width)`; one that wants only inner products asks for
-    `inner(other)`, and no row is formed where a layer does without.
-    """
-
-    blocks: tuple[Sequence[Part], ...]  # of the same parameters each
-
-    @classmethod
-    def of(cls, *rows: Tensor) -> GradientBatch:  # each (b_i, p)
-        """From blocks of rows."""
-        return cls(tuple((Rows(block),) for block in rows))
-
-    def __len__(self) -> int:
-        return sum(len(parts[0]) for parts in self.blocks)
-
-    @property
-    def n_parameters(self) -> int:
-        return sum(part.n_parameters for part in self.blocks[0])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for parts in self.blocks for part in parts)
-
-    def row_blocks(self) -> Iterator[Tensor]:  # each (b_i, p)
-        for parts in self.blocks:
-            yield parts[0].rows() if len(parts) == 1 else torch.cat([part.rows() for part in parts], dim=1)
-
-    def rows(self) -> Tensor:  # (b, p)
-        return next(self.row_blocks()) if len(self.blocks) == 1 else torch.cat(list(self.row_blocks()))
-
-    @cached_property
-    def squared_norms(self) -> np.ndarray:  # (b,) float64
-        return np.concatenate([sum(part.squared_norms() for part in parts) for parts in self.blocks])
-
-    def columns(self, width: int) -> Iterator[np.ndarray]:
-        """All rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before."""
-        memory = np.empty(len(self) * min(width, self.n_parameters))
-        for layer in zip(*self.blocks, strict=True):
-            arrays = [part.rows().cpu().numpy() for part in layer]
-            for start in range(0, layer[0].n_parameters, width):
-                stop = min(start + width, layer[0].n_parameters)
-                columns = memory[: len(self) * (stop - start)].reshape(len(self), stop - start)
-                np.concatenate([rows[:, start:stop] for rows in arrays], out=columns)
-                yield columns
-
-    def inner(self, other: GradientBatch) -> np.ndarray:
-        """Inner products in float64: equals `self.rows() @ other.rows().T`."""  # (b, b')
-        if self.has_rows and other.has_rows:
-            width = max(1, CHUNK_BYTES // (8 * max(len(self), len(other), 1)))
-            products = np.zeros((len(self), len(other)))
-            for mine, theirs in zip(self.columns(width), other.columns(width), strict=True):
-                products += mine @ theirs.T
-            return products
-        return np.block([[_inner(mine, theirs) for theirs in other.blocks] for mine in self.blocks])
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether the rows are there, rather than what they could be formed from."""
-        return all(isinstance(part, Rows) for parts in self.blocks for part in parts)
-
-    def take(self, index: np.ndarray) -> GradientBatch:
-        """The rows of these numbers, in order."""
-        chosen, first = [], 0
-        for parts in self.blocks:
-            within = torch.as_tensor(index[(index >= first) & (index < first + len(parts[0]))] - first)
-            first += len(parts[0])
-            if len(within):
-                chosen.append(tuple(part.take(within) for part in parts))
-        return GradientBatch(tuple(chosen))
-
-    @staticmethod
-    def concatenate(batches: Iterable[GradientBatch]) -> GradientBatch:
-        """One batch out of many; no row is copied."""
-        return GradientBatch(tuple(parts for batch in batches for parts in batch.blocks))
-
-
-def _inner(mine: Sequence[Part], theirs: Sequence[Part]) -> np.ndarray:  # (b, b')
-    return sum((inner(a, b) for a, b in zip(mine, theirs, strict=True)), np.zeros((len(mine[0]), len(theirs[0]))))
 
 
 class Network:
@@ -128,7 +41,7 @@ class Network:
 
     def __init__(self, model: nn.Module, layers: Layers | None = None) -> None:
         self.layers = layers
-        self.twin = _twin(model)
+        self.twin = twin(model)
         self.parameters = {name: w.detach() for name, w in self.twin.named_parameters() if w.requires_grad}
         if not self.parameters:
             raise ValueError(
@@ -195,7 +108,7 @@ class Network:
                 )
         own = self.n_parameters * self.dtype.itemsize
         if self.layers is not None:
-            own = self.layers.row_bytes + sum(self.parameters[name].nbytes for name in self.layers.rest)
+            own = self.layers.factor_bytes + self.layers.working_bytes
         row_bytes = own + 2 * remembered // b
         fewest = max(1, min(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES_AT_MOST // row_bytes))
         return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
@@ -218,16 +131,18 @@ class Network:
                 f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},) or ({b}, 1)"
             )
 
-    def examine(self, x: Tensor) -> None:
-        """Find out which layers do without rows, by the first rows of `x`."""
+    def examine(self, x: Tensor) -> Layers:
+        """Find out which layers do without rows, by the first rows of `x`; gradients come layer by layer from now."""
         x = self.prepare(x[:2])
         with plain_autograd(self.device):
-            if functional_call(self.twin, self.parameters, (x.clone(),)).requires_grad:
-                raise TypeError(PAST_THE_TREE)
             try:
+                past_the_tree = functional_call(self.twin, self.parameters, (x.clone(),)).requires_grad
                 self.layers = capture.examine(self.twin, x)
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
+        if past_the_tree:
+            raise TypeError(PAST_THE_TREE)
+        return self.layers
 
     def gradients(self, x: Tensor) -> tuple[Tensor, GradientBatch]:
         """Outputs (b,) and gradients of the rows of `x`, from one forward and one backward pass."""
@@ -240,7 +155,7 @@ class Network:
         if self.layers.rest:
             _, rows = self._rows({name: self.parameters[name] for name in self.layers.rest}, x)
             parts.append(Rows(rows))
-        return outputs, GradientBatch((parts,))
+        return outputs, GradientBatch((Held(parts),))
 
     def _rows(self, parameters: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:  # (b,), (b, p)
         """Outputs and rows of J for some of the parameters."""
@@ -277,10 +192,10 @@ class Network:
         return {name: _digest(tensor) for name, tensor in state.items()} | kinds
 
 
-def _twin(model: nn.Module) -> nn.Module:
-    """A copy of the module tree, in eval mode, around the very same parameters.
+def twin(model: nn.Module, own_weights: bool = False) -> nn.Module:
+    """A copy of the module tree, in eval mode, around the very same parameters, or around copies of them.
 
-    Buffers are copied too: a forward pass may write to them.
+    Buffers are copied in any case: a forward pass may write to them.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -288,23 +203,25 @@ def _twin(model: nn.Module) -> nn.Module:
         raise TypeError("a TorchScript module cannot be differentiated row by row: pass the original nn.Module")
     model = getattr(model, "_orig_mod", model)  # torch.compile wraps the module it was given
     model = model.module if isinstance(model, nn.DataParallel) else model
-    shared: dict[int, object] = {id(w): w for w in model.parameters()}
+    shared: dict[int, object] = {
+        id(w): nn.Parameter(w.detach().clone(), w.requires_grad) if own_weights else w for w in model.parameters()
+    }
     for module in model.modules():
         for value in vars(module).values():
             # old-style weight_norm keeps a computed weight, which cannot be copied; arrays are data, not state
             if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and not value.is_leaf):
                 shared[id(value)] = value
     try:
-        twin = copy.deepcopy(model, shared)
+        copied = copy.deepcopy(model, shared)
     except Exception as error:
         raise TypeError(f"the model could not be copied with copy.deepcopy, which deltaband needs: {error}") from error
-    if {id(module) for module in model.modules()} & {id(module) for module in twin.modules()}:
+    if {id(module) for module in model.modules()} & {id(module) for module in copied.modules()}:
         raise TypeError("copy.deepcopy of the model returns parts of the model itself: deltaband would change them")
-    twin.eval()
-    for module in twin.modules():  # torch.func has no use for them, and stumbles
+    copied.eval()
+    for module in copied.modules():  # torch.func has no use for them, and stumbles
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
-    return twin
+    return copied
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from . import data as reading
+from . import error, fitting
+from .asking import ask, check_outputs
+from .batch import GradientBatch
 from .calibration import (
     Calibration,
     ConformalScale,
@@ -21,19 +24,18 @@ from .calibration import (
     drift,
     scale_variances,
 )
-from .covariance import Covariance, Engine, Spectrum, choose_engine
+from .covariance import Covariance, Engine, Plan, Spectrum
 from .damping import Damping
+from .error import ErrorReport
 from .fitted import Fit
-from .gradients import GradientBatch, Network, plain_autograd
+from .gradients import Network
 from .metrics import interval_scores
 from .result import Intervals, like, parse_levels
 from .summary import describe
-from .trace import RowSample, RowTrace, pair_hashes
+from .trace import pair_hashes
 from .warning import DeltabandWarning
 
 Array = TypeVar("Array", np.ndarray, Tensor)
-ADVICE = "look at the scale of that row, and for NaN among the weights"
-EMPTY = "the training data are empty (a generator can be read only once): give at least one row"
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -59,8 +61,10 @@ class PredictionIntervals:
 
     or is given as `damping`. Only squared losses are covered.
 
-    `covariance` is the engine: "auto" (exact where it fits into memory), or one of `Exact()`, `Nystrom(landmarks)`,
-    `RandomProjection(dim)`, `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`.
+    `covariance` is the engine: "auto", or one of `Exact()`, `Nystrom(landmarks)`, `RandomProjection(dim)`,
+    `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`. "auto" is exact where
+    that fits into `memory` bytes (by default half of what is free) and the best approximation where it does not;
+    `plan(loader)` shows what it will be. A fit that would need more than `memory` is refused before it starts.
 
     The model itself is never changed, nor switched to eval mode: all work happens on a private eval-mode twin.
     `predict` can be called from several threads.
@@ -75,14 +79,18 @@ class PredictionIntervals:
         loss: Literal["mean", "half_mean", "sum"] = "mean",
         batch_size: int | None = None,
         covariance: Engine | Literal["auto"] = "auto",
+        memory: float | None = None,
     ) -> None:
         known = covariance == "auto" if isinstance(covariance, str) else hasattr(covariance, "finalise")
         if isinstance(covariance, type) or not known:
             raise TypeError(f"covariance must be 'auto' or an engine such as Exact(), got {covariance!r}")
+        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not 0 < memory < np.inf):
+            raise ValueError(f"memory must be a positive number of bytes, got {memory!r}")
         Network(model)  # whatever is wrong with the model is said now
         self.model = model
         self._damping = Damping(damping, weight_decay, loss, batch_size)
         self.covariance = covariance
+        self.memory = memory
         self._fit: Fit | None = None
         self._calibration: Calibration | None = None
 
@@ -93,50 +101,43 @@ class PredictionIntervals:
         `n_rows` is needed only for a loader without a length, and only where λ follows from `weight_decay` while an
         engine needs it from the first row on (`ImportantDirections`).
         """
-        network = Network(self.model)
         batches = reading.read(data, y, n_rows)
-        engine = self._engine(batches, network)
-        trace = RowTrace()
-        rss, count, energy = 0.0, 0, 0.0
-
-        from tqdm.auto import tqdm
-
-        # the bar stays away where the work is done within two seconds
-        bar = tqdm(total=batches.n_rows, desc="deltaband", unit=" rows", delay=2, leave=False, disable=not progress)
-
-        with plain_autograd(network.device), bar:
-            for x, targets, first in batches.chunks(lambda x: _rows_at_once(network, engine, x)):
-                outputs, gradients = _checked_gradients(network, x, first)
-                engine.update(gradients)
-                trace.update(network.prepare(x), targets)
-                rss += float((targets - outputs.cpu().double()).square().sum())
-                energy += float(gradients.squared_norms.sum())
-                count += len(x)
-                bar.update(len(x))
-
-        if count == 0:
-            raise ValueError(EMPTY)
-        if energy == 0.0:
-            raise ValueError("the network's output does not depend on any trainable parameter: all gradients are zero")
-        if batches.n_rows is not None and count != batches.n_rows:
-            raise ValueError(f"{batches.n_rows} rows were announced but {count} came: give n_rows={count}")
-        covariance = engine.finalise(self._damping.at(count))
-        fit = Fit(
-            covariance,
-            rss,
-            count,
-            network.n_parameters,
-            network.dtype,
-            network.fingerprint(),
-            network.layers,
-            trace.seen(),
-            np.zeros(0),
-        )
-        if covariance.error_bound == 0.0:
-            fit = replace(fit, leverages=self._ask(trace.sample(), fit, fit.reference.leverage)[1])
+        fit = fitting.fit(self.model, batches, self._engine, self._damping, self.memory, progress)
         _warn(fit.warnings())  # which may be errors: then nothing has changed
         self._fit, self._calibration = fit, None
         return self
+
+    def plan(self, data: Any, y: Any = None, *, n_rows: int | None = None) -> Plan:
+        """What `fit` with the same arguments would do: the memory and time of each engine, and the choice.
+
+        Only the first batch is looked at.
+        """
+        batches = reading.read(data, y, n_rows)
+        if not batches.twice:
+            raise ValueError("a plan looks at the first batch, which an iterator or generator gives only once")
+        return fitting.planned(Network(self.model), batches, self._engine, self._damping, self.memory)[0]
+
+    def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
+        """How far the widths are from those of `Exact()`, estimated: for the rows `x`, or for some training rows.
+
+        The engine and the exact method are both fitted to up to `sample` of the training rows that `fit` has kept, at
+        most 4,096, and compared. `fit` does it by itself, and warns where the widths are off by more than 5 %.
+        """
+        fit = self._fitted()
+        if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < 2):
+            raise ValueError(f"sample must be a whole number ≥ 2, got {sample!r}")
+        if fit.covariance.error_bound == 0.0:
+            return ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine))
+        self._covariance(fit)
+        if fit.sample is None:
+            raise ValueError("the training rows are too few, or their gradients too large, for an estimate")
+        self._check_weights(Network(self.model), fit)
+        if x is not None:
+            x = reading.inputs(x)
+            reading.check_finite(x, "inputs")
+            if len(x) == 0:
+                raise ValueError("x has no rows: give some, or none at all for an estimate over training rows")
+        return error.report(self.model, fit, x, sample or error.MOST_ROWS)
 
     def calibrate(self, data: Any, y: Any = None, *, tune: bool = True, seed: int = 0) -> PredictionIntervals:
         """Make the intervals honest with held-out rows: `calibrate(x, y)`, or `calibrate(loader)`.
@@ -155,22 +156,22 @@ class PredictionIntervals:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise ValueError(f"seed must be a whole number ≥ 0, got {seed!r}")
         batches = reading.read(data, y)
-        network = Network(self.model, fit.layers)
-        if changed := self._changed_weights(network, fit):
-            raise ValueError(f"the model's weights have changed since fit (first: {changed!r}): call fit again first")
+        network = Network(self.model, fit.asked_layers)
+        self._check_weights(network, fit)
         covariance, scales = self._scales(fit, tune)
+
+        def questions(g: GradientBatch) -> np.ndarray:  # (b, 2 + scales)
+            formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
+            return np.column_stack([formula, fit.reference.leverage(g), scale_variances(covariance, g, scales)])
+
         parts = []
-        with plain_autograd(network.device):
-            for x, targets, first in batches.chunks(network.check):
-                outputs, g = _checked_gradients(network, x, first)
-                r = targets.numpy() - outputs.cpu().double().numpy()
-                q = scale_variances(covariance, g, scales)
-                formula = np.full(len(x), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
-                h = fit.reference.leverage(g)
-                parts.append((r, q, formula, h, pair_hashes(network.prepare(x), targets)))
+        for x, targets, first in batches.chunks(lambda x: max(network.check(x), fit.rows_at_once)):
+            outputs, answers = ask(network, x, questions, fit.rows_at_once, first)
+            parts.append((targets.numpy() - outputs, answers, pair_hashes(network.prepare(x), targets)))
         if not parts:
             raise ValueError("the calibration data are empty (a generator can be read only once)")
-        r, q, formula, h, hashes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        r, answers, hashes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        formula, h, q = answers[:, 0], answers[:, 1], answers[:, 2:]
         half = fit.student(0.95) * np.sqrt(1 + formula) if fit.degrees_of_freedom > 0 else np.full(len(r), np.nan)
         calibration = Calibration(
             covariance,
@@ -300,31 +301,15 @@ class PredictionIntervals:
             return self.summary()
         return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.covariance!r}), not fitted"
 
-    def _engine(self, batches: reading.Batches, network: Network) -> Engine:
-        """A fresh accumulator."""
-        n_rows = batches.n_rows
-        damping = self._damping.at(n_rows)
-        engine = self.covariance
-        if isinstance(engine, str):
-            engine = choose_engine(n_rows, network.n_parameters, network.dtype.itemsize)
-        if engine.needs_damping and damping is None:
-            raise ValueError(
-                f"{type(engine).__name__} needs λ from the first row on: "
-                + (
-                    "give weight_decay or damping, or use Exact or RobustFrequentDirections"
-                    if self._damping.weight_decay is None
-                    else "λ follows from the number of rows, which this loader does not tell; give fit(..., n_rows=...)"
-                )
-            )
-        with plain_autograd(network.device):
-            sample = _sample(batches, network, engine) if engine.sample_size else None
-        return engine.start(n_rows=n_rows, damping=damping, sample=sample)
+    @property
+    def _engine(self) -> Engine | None:
+        return None if isinstance(self.covariance, str) else self.covariance
 
     def _ask(
         self, x: Any, fit: Fit, question: Callable[[GradientBatch], np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Outputs (n,) in float64 and the answer for each row of `x`; no gradients where there is no question."""
-        network = Network(self.model, fit.layers)
+        network = Network(self.model, fit.asked_layers)
         if changed := self._changed_weights(network, fit):
             warnings.warn(
                 f"the model's weights have changed since fit (first: {changed!r}): predictions come from the new "
@@ -336,17 +321,12 @@ class PredictionIntervals:
         reading.check_finite(X, "inputs")
         if len(X) == 0:
             return np.zeros(0), np.zeros(0)
-        answers = []
-        with plain_autograd(network.device):
-            rows = network.check(X)
-            if question is None:
-                outputs = network.outputs(X)
-                reading.check_finite(outputs, "the network's outputs", advice=ADVICE)
-                return outputs.cpu().double().numpy(), np.zeros(0)
-            for first in range(0, len(X), rows):
-                outputs, gradients = _checked_gradients(network, X[first : first + rows], first)
-                answers.append((outputs.cpu().double().numpy(), question(gradients)))
-        return np.concatenate([a for a, _ in answers]), np.concatenate([b for _, b in answers])
+        if question is not None:
+            return ask(network, X, question, fit.rows_at_once)
+        network.check(X)
+        outputs = network.outputs(X)
+        check_outputs(outputs)
+        return outputs.cpu().double().numpy(), np.zeros(0)
 
     def _scales(self, fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
         if tune:
@@ -383,6 +363,10 @@ class PredictionIntervals:
             )
         return fit.covariance
 
+    def _check_weights(self, network: Network, fit: Fit) -> None:
+        if changed := self._changed_weights(network, fit):
+            raise ValueError(f"the model's weights have changed since fit (first: {changed!r}): call fit again first")
+
     def _changed_weights(self, network: Network, fit: Fit) -> str | None:
         """The first parameter that is not as it was at fit."""
         if network.n_parameters != fit.n_parameters:
@@ -397,46 +381,3 @@ class PredictionIntervals:
 def _warn(messages: list[str]) -> None:
     for message in messages:
         warnings.warn(message, DeltabandWarning, stacklevel=3)
-
-
-def _rows_at_once(network: Network, engine: Engine, x: Tensor) -> int:
-    """How many rows fit into one chunk, of the kind of gradients that the engine will ask for."""
-    rows = network.check(x)
-    if network.layers is None and not engine.wants_rows(network.n_parameters):
-        network.examine(x)
-        rows = network.check(x)
-    return rows
-
-
-def _sample(batches: reading.Batches, network: Network, engine: Engine) -> GradientBatch:
-    """The gradients of `sample_size` training rows, drawn in a pass that computes no others."""
-    if isinstance(batches.source, Iterator):
-        raise ValueError(
-            f"{type(engine).__name__} reads the data twice, which an iterator or generator does not allow: "
-            "give arrays X and y, a DataLoader, or a list of batches"
-        )
-    # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and do
-    # without some of the sampled rows the second time.
-    drawn = RowSample(engine.sample_size, engine.seed)
-    for x, _, _ in batches.chunks(lambda x: _rows_at_once(network, engine, x)):
-        drawn.update(network.prepare(x))
-    X = drawn.rows()
-    if X is None:
-        raise ValueError(EMPTY)
-    parts, rows = [], _rows_at_once(network, engine, X)
-    for first in range(0, len(X), rows):
-        _, gradients = network.gradients(X[first : first + rows])
-        # The pass to come names a row that is not finite by its number in the data.
-        finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
-        parts += [gradients.take(finite)] if len(finite) else []
-    if not parts:
-        for x, _, first in batches.chunks(lambda x: rows):
-            _checked_gradients(network, x, first)
-    return GradientBatch.concatenate(parts)
-
-
-def _checked_gradients(network: Network, x: Tensor, first: int) -> tuple[Tensor, GradientBatch]:
-    outputs, gradients = network.gradients(x)
-    reading.check_finite(outputs, "the network's outputs", first, ADVICE)
-    reading.check_finite(torch.from_numpy(gradients.squared_norms), "the network's gradients", first, ADVICE)
-    return outputs, gradients

@@ -19,6 +19,8 @@ def describe(model: nn.Module, fit: Fit, damping: Damping, calibration: Calibrat
         ("training RMSE", f"{math.sqrt(fit.rss / fit.n_rows):.4g}"),
     ]
     rows.append(("covariance", fit.covariance.describe()))
+    if fit.error is not None:
+        rows.append(("error of widths", f"{fit.error.width:.2%} on average, estimated on {fit.error.n_rows:,} rows"))
     if fit.covariance.damping is None:
         hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
         rows.append(("damping λ", f"not given{hint}"))

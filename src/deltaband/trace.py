@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SAMPLE = 512
-
 
 class SeenRows(NamedTuple):
     """Which rows were trained on."""
@@ -49,11 +47,11 @@ class RowSample:
 
 
 class RowTrace:
-    """Takes in the training rows as they stream by. The sampled ones themselves are dropped after the fit."""
+    """Takes in the training rows as they stream by."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample_size: int) -> None:
         self._hashes: list[np.ndarray] = []
-        self._sample = RowSample(SAMPLE)
+        self._sample = RowSample(sample_size)
 
     def update(self, x: Tensor, y: Tensor) -> None:
         self._hashes.append(pair_hashes(x, y))
@@ -64,7 +62,7 @@ class RowTrace:
         return SeenRows(hashes, float(counts[counts > 1].sum() / counts.sum()))
 
     def sample(self) -> Tensor:
-        """Up to 512 rows, drawn uniformly from those that have the shape of the first."""
+        """Some of the rows, drawn uniformly from those that have the shape of the first, in random order."""
         rows = self._sample.rows()
         assert rows is not None
         return rows

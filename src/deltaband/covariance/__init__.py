@@ -1,10 +1,11 @@
 """The engines: a stream of gradients in, a `Covariance` value out."""
 
-from .choose import choose_engine
+from .choose import Plan, plan
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
 from .engine import Covariance, Engine
 from .exact import Exact
 from .nystrom import Nystrom
+from .problem import Problem
 from .projection import RandomProjection
 from .spectral import SpectralCovariance, Spectrum
 
@@ -15,11 +16,13 @@ __all__ = [
     "FrequentDirections",
     "ImportantDirections",
     "Nystrom",
+    "Plan",
+    "Problem",
     "RandomProjection",
     "RobustFrequentDirections",
     "SpectralCovariance",
     "Spectrum",
-    "choose_engine",
     "importance",
     "magnitude",
+    "plan",
 ]

@@ -1,42 +1,141 @@
-"""`covariance="auto"`: exact where it fits into memory, a sketch where it does not."""
+"""`covariance="auto"`, and the plan of a fit: what each engine would need, and which one it will be."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
-from .directions import RobustFrequentDirections
+import numpy as np
+
+from . import problem as machine
+from .directions import ImportantDirections, RobustFrequentDirections
 from .engine import Engine
 from .exact import Exact
+from .nystrom import Nystrom
+from .problem import Problem
+from .projection import RandomProjection
+
+LARGEST = 4096  # landmarks or dimensions that "auto" takes; more are worth their time only where p* is in the thousands
+SMALLEST = 32
+PATIENCE = 3600.0  # seconds after which an approximation is preferred to the exact method
 
 
-def choose_engine(n_rows: int | None, n_parameters: int, itemsize: int) -> Engine:
-    """Exact within half of the free memory, otherwise the sketch that is never far off.
+@dataclass(frozen=True)
+class Option:
+    """An engine for a problem."""
 
-    A rank below the effective dimension costs ImportantDirections more than RobustFrequentDirections where it goes
-    wrong, since it then lets the largest singular values go.
+    engine: Engine
+    problem: Problem
+
+    @property
+    def nbytes(self) -> float:
+        """What a fit holds at its peak beside the model, the data and the chunk of rows under way."""
+        return self.engine.nbytes(self.problem) + (self.problem.recomputed_bytes if self.problem.recomputed else 0)
+
+    @property
+    def seconds(self) -> float:
+        """Roughly, by the number of multiplications."""
+        n = self.problem.n_rows or 0
+        gradients = n * self.problem.gradient_flops
+        if self.problem.recomputed:  # each group of rows meets all the rows before it
+            gradients *= max(1.0, n * self.problem.factor_bytes / self.problem.recomputed_bytes)
+        return (self.engine.flops(self.problem) + gradients) / _flops_per_second()
+
+    def __str__(self) -> str:
+        n, p = self.problem.n_rows, self.problem.n_parameters
+        if not isinstance(self.engine, Exact):
+            return repr(self.engine)
+        form = "" if n is None else f", primal form ({p:,}²)" if n >= p else f", dual form ({n:,}²)"
+        return f"Exact(){form}{', rows computed again' if self.problem.recomputed else ''}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each engine would need, and which one a fit will take; printed, it is a table."""
+
+    problem: Problem
+    memory: float  # bytes
+    options: tuple[Option, ...]
+    chosen: Option | None
+
+    def __str__(self) -> str:
+        n, p = self.problem.n_rows, self.problem.n_parameters
+        rows = "an unknown number of" if n is None else f"{n:,}"
+        table = [(str(o), _readable(o.nbytes), _duration(o.seconds)) for o in self.options]
+        width = max(len(name) for name, _, _ in table)
+        lines = [f"n = {rows} rows, p = {p:,} parameters, {_readable(self.memory)} for the fit"]
+        lines.append(f"  {'engine':<{width}}  {'memory':>8}  time, roughly")
+        for option, (name, size, duration) in zip(self.options, table, strict=True):
+            note = "" if option.nbytes <= self.memory else "  too large"
+            lines.append(f"{'→' if option is self.chosen else ' '} {name:<{width}}  {size:>8}  {duration:>6}{note}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def plan(problem: Problem, engine: Engine | None = None, memory: float | None = None) -> Plan:
+    """For an engine of the user's choice, or for the best that fits into `memory` bytes.
+
+    By default that is half of what is free, or all of it where the engine is not ours to choose.
     """
-    budget = free_memory() / 2
-    if exact_bytes(n_rows, n_parameters, itemsize) <= budget:
-        return Exact()
-    return RobustFrequentDirections(memory=budget)
+    budget = memory if memory is not None else machine.free_memory() * (0.5 if engine is None else 1.0)
+    exact = list(_exact(problem, budget))
+    nystrom = list(_largest(Nystrom, problem, budget)) if problem.twice else []
+    projection = list(_largest(RandomProjection, problem, budget))
+    sketches = [*_largest(RobustFrequentDirections, problem, budget)]
+    if problem.damped and problem.n_rows is not None:
+        sketches += _largest(ImportantDirections, problem, budget)
+    options = [*exact, *nystrom, *projection, *sketches]
+    if engine is None:
+        wanted = [*(option for option in exact if option.seconds <= PATIENCE), *nystrom, *projection]
+    elif isinstance(engine, Exact):
+        wanted = exact
+    else:
+        wanted = [Option(engine, problem)]
+        options = [*wanted, *options]
+    chosen = next((option for option in wanted if option.nbytes <= budget), None)
+    return Plan(problem, budget, tuple(options), chosen)
 
 
-def exact_bytes(n_rows: int | None, n_parameters: int, itemsize: int) -> float:
-    """The square matrix, and the rows that `Exact` keeps where n < p or n is not known."""
-    n, p = n_rows, n_parameters
-    if n is None:
-        return 8.0 * p * p + float(itemsize) * p * p
-    return 8.0 * p * p if n >= p else 8.0 * n * n + float(itemsize) * n * p
+def _exact(problem: Problem, budget: float) -> Iterator[Option]:
+    option = Option(Exact(), problem)
+    yield option
+    again = Option(Exact(), problem.with_inputs_only())
+    if option.nbytes > budget and again.nbytes < option.nbytes and problem.n_rows is not None:
+        yield again
 
 
-def free_memory() -> float:
-    """Bytes that can be had without swapping; a guess of 4 GiB where the system does not tell."""
-    try:
-        with Path("/proc/meminfo").open() as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return float(line.split()[1]) * 1024
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
-    except (OSError, ValueError, AttributeError):
-        return 4 * 2**30
+def _largest(make: Callable[[int], Engine], problem: Problem, budget: float) -> Iterator[Option]:
+    """The engine of the largest size that fits, if any does and there are that many directions."""
+    low, high = 0, min(LARGEST, problem.n_rows or LARGEST, problem.n_parameters)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if make(middle).nbytes(problem) <= budget else (low, middle - 1)
+    if low >= SMALLEST:
+        yield Option(make(low), problem)
+
+
+@lru_cache(maxsize=1)
+def _flops_per_second() -> float:
+    A = np.ones((512, 512))
+    A @ A  # the threads start
+    start = time.perf_counter()
+    for _ in range(4):
+        A @ A
+    return 4 * 2 * len(A) ** 3 / (time.perf_counter() - start)
+
+
+def _readable(nbytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes / 1e3:.3g} kB"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 1):.0f} s"

@@ -16,8 +16,9 @@ from typing import Literal, Self
 import numpy as np
 import torch
 
-from ..gradients import CHUNK_BYTES, GradientBatch
+from ..batch import CHUNK_BYTES, GradientBatch
 from ..warning import DeltabandWarning
+from .problem import Problem
 from .sketched import SketchedCovariance
 from .unheld import Unheld, power_law
 
@@ -29,6 +30,7 @@ ZERO = 1e-6
 # rank="auto": "the smallest and largest singular values of the approximation differ by several orders" (the paper).
 SEVERAL_ORDERS = 1e-3
 SMALLEST_AUTO_RANK = 32
+SQUARES = 4 * 4 * 8  # bytes of four (2k)² matrices, over k²
 
 
 def importance(d: np.ndarray, damping: float) -> np.ndarray:
@@ -89,8 +91,23 @@ class _Directions:
         self._above = 0.0  # energy let go along directions of d > δ, which the score did not choose
         self._n_above = 0  # how many such there were, in the shrink with most
 
-    def wants_rows(self, n_parameters: int) -> bool:
+    def wants_rows(self, problem: Problem) -> bool:
         return True
+
+    def nbytes(self, problem: Problem) -> float:
+        """The buffer of 2k rows and as much while it is rotated, and four (2k)² in float64."""
+        k = self._planned_rank(problem.n_rows, problem.n_parameters, problem.itemsize)
+        return 4.0 * k * problem.n_parameters * problem.itemsize + SQUARES * k**2
+
+    def flops(self, problem: Problem) -> float:
+        k = self._planned_rank(problem.n_rows, problem.n_parameters, problem.itemsize)
+        return (problem.n_rows or problem.n_parameters) * (8.0 * k * problem.n_parameters + 80.0 * k**2)
+
+    def limited(self, size: int) -> Self:
+        fewer = copy.copy(self)
+        fewer.rank = max(1, min((self._k or size) if self.rank == "auto" else int(self.rank), size // 2))
+        fewer._reset(None, None)
+        return fewer
 
     def update(self, gradients: GradientBatch) -> None:
         if self.needs_damping and self._damping is None:
@@ -222,23 +239,27 @@ class _Directions:
         self._buffer[: len(kept)] = _rotate((U[:, kept] * scale).T, B)
         self._filled = len(kept)
 
-    def _starting_rank(self, block: np.ndarray) -> int:
-        if self.rank == "auto":
-            return min(SMALLEST_AUTO_RANK, self._largest_rank(block))
-        # A rank beyond min(n, p) would only waste memory: one more than that never shrinks, and so is exact.
-        return min(int(self.rank), min(self._expected_rows or block.shape[1], block.shape[1]) + 1)
+    def _planned_rank(self, n: int | None, p: int, itemsize: int) -> int:
+        """The rank, or the largest that `memory` allows where it is automatic.
 
-    def _largest_rank(self, block: np.ndarray) -> int:
-        """What `memory` allows: the buffer of 2k rows and as much while it is rotated, and four (2k)² in float64."""
-        linear, square = 4 * block.shape[1] * block.itemsize, 4 * 4 * 8
-        most = max(1, int((np.sqrt(linear**2 + 4 * square * self.memory) - linear) / (2 * square)))
-        return min(most, min(self._expected_rows or block.shape[1], block.shape[1]) + 1)
+        Beyond min(n, p) it would only waste memory: one more than that never shrinks, and so is exact.
+        """
+        rank = self.rank
+        if rank == "auto":
+            linear = 4 * p * itemsize
+            rank = max(1, int((np.sqrt(linear**2 + 4 * SQUARES * self.memory) - linear) / (2 * SQUARES)))
+        return min(int(rank), min(n or p, p) + 1)
+
+    def _starting_rank(self, block: np.ndarray) -> int:
+        k = self._planned_rank(self._expected_rows, block.shape[1], block.itemsize)
+        return min(SMALLEST_AUTO_RANK, k) if self.rank == "auto" else k
 
     def _grow(self, d: np.ndarray) -> bool:
         assert self._buffer is not None
         if self.rank != "auto" or d[self._k - 1] <= SEVERAL_ORDERS * d[0]:
             return False
-        k = min(2 * self._k, self._largest_rank(self._buffer))
+        most = self._planned_rank(self._expected_rows, self._buffer.shape[1], self._buffer.itemsize)
+        k = min(2 * self._k, most)
         if k == self._k:
             return False
         more = np.zeros((2 * (k - self._k), self._buffer.shape[1]), dtype=self._buffer.dtype)

@@ -6,7 +6,8 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from ..gradients import GradientBatch
+from ..batch import GradientBatch
+from .problem import Problem
 from .spectral import SpectralCovariance, Spectrum
 
 
@@ -78,8 +79,20 @@ class Engine(Protocol):
         a `sample_size` gets its sample (fewer rows where there are fewer)."""
         ...
 
-    def wants_rows(self, n_parameters: int) -> bool:
-        """Whether it will ask for rows, or for inner products alone; said after `start`."""
+    def wants_rows(self, problem: Problem) -> bool:
+        """Whether it will ask for rows, or for inner products alone."""
+        ...
+
+    def nbytes(self, problem: Problem) -> float:
+        """What a fit holds at its peak, without the chunk of rows under way."""
+        ...
+
+    def flops(self, problem: Problem) -> float:
+        """What a fit costs, roughly, without the rows' gradients."""
+        ...
+
+    def limited(self, size: int) -> Self:
+        """The same settings with no more than so many directions: an engine for a sample of the rows."""
         ...
 
     def update(self, gradients: GradientBatch) -> None: ...

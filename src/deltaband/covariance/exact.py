@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..gradients import CHUNK_BYTES, GradientBatch
+from ..batch import CHUNK_BYTES, GradientBatch
 from ..warning import DeltabandWarning
 from .engine import Covariance
+from .problem import Problem, square_bytes
 from .spectral import SpectralCovariance, Spectrum
 
 if TYPE_CHECKING:  # SciPy is loaded when there is work for it, not by `import deltaband`
@@ -47,8 +49,23 @@ class Exact:
         fresh._expected_rows = n_rows or 0
         return fresh
 
-    def wants_rows(self, n_parameters: int) -> bool:
-        return self._expected_rows >= n_parameters
+    def wants_rows(self, problem: Problem) -> bool:
+        return problem.n_rows is not None and problem.n_rows >= problem.n_parameters
+
+    def nbytes(self, problem: Problem) -> float:
+        n, p = problem.n_rows, problem.n_parameters
+        if n is None:  # up to p rows, and then the matrix
+            return square_bytes(p, problem.damped) + p * problem.kept_bytes
+        return square_bytes(min(n, p), problem.damped) + (n * problem.kept_bytes if n < p else 0)
+
+    def flops(self, problem: Problem) -> float:
+        p = problem.n_parameters
+        n = p if problem.n_rows is None else problem.n_rows
+        products = n * p**2 if n >= p else n**2 * problem.inner_flops / 2
+        return products + (2.0 if problem.damped else 10.0) * min(n, p) ** 3
+
+    def limited(self, size: int) -> Exact:
+        return Exact()
 
     def update(self, gradients: GradientBatch) -> None:
         self._n_rows += len(gradients)
@@ -217,12 +234,24 @@ def _kernel(J: GradientBatch) -> np.ndarray:
         for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
             cholesky.add_outer_gram(K, columns)
         return K
-    ends = np.cumsum([len(parts[0]) for parts in J.blocks])
-    for i, mine in enumerate(J.blocks):
-        for j, theirs in enumerate(J.blocks[: i + 1]):
-            above, right = (slice(ends[k] - len(parts[0]), ends[k]) for k, parts in ((j, theirs), (i, mine)))
-            K[above, right] += GradientBatch((theirs,)).inner(GradientBatch((mine,)))
+    ends = np.cumsum([0, *map(len, J.blocks)])
+    for first, last in _groups(J):
+        mine = GradientBatch(J.blocks[first:last]).held()
+        for i in range(last):
+            theirs = GradientBatch((J.blocks[i] if i < first else mine.blocks[i - first],))
+            K[ends[i] : ends[i + 1], ends[first] : ends[last]] = theirs.inner(mine)
     return K
+
+
+def _groups(J: GradientBatch) -> Iterator[tuple[int, int]]:
+    """First and last (not included) of the blocks that are held in memory at once."""
+    first = rows = 0
+    for i, block in enumerate(J.blocks):
+        if i > first and rows + len(block) > block.together:
+            yield first, i
+            first, rows = i, 0
+        rows += len(block)
+    yield first, len(J.blocks)
 
 
 def _factorise(M: np.ndarray, damping: float) -> DampedGram:

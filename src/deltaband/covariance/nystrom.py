@@ -15,7 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from ..gradients import GradientBatch
+from ..batch import GradientBatch
+from .problem import Problem
 from .spectral import SpectralCovariance, sigma
 from .tail import Tail
 
@@ -92,8 +93,19 @@ class Nystrom:
             fresh._pairs = float(np.square(E).sum() - np.square(E.diagonal()).sum()) / (n_probes * (n_probes - 1))
         return fresh
 
-    def wants_rows(self, n_parameters: int) -> bool:
+    def wants_rows(self, problem: Problem) -> bool:
         return False
+
+    def nbytes(self, problem: Problem) -> float:
+        m, sample = (min(size, problem.n_rows or size) for size in (self.landmarks, self.sample_size))
+        return 32.0 * m**2 + sample * problem.factor_bytes
+
+    def flops(self, problem: Problem) -> float:
+        m = min(self.landmarks, problem.n_rows or self.landmarks)
+        return (problem.n_rows or m) * (m * problem.inner_flops + 3.0 * m**2) + 20.0 * m**3
+
+    def limited(self, size: int) -> Nystrom:
+        return Nystrom(min(self.landmarks, size), choose=self.choose, tail=self.tail, seed=self.seed)
 
     def update(self, gradients: GradientBatch) -> None:
         from . import cholesky

@@ -9,14 +9,15 @@ quarter of the rows, at places and with signs that depend on the seed and on the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from ..gradients import CHUNK_BYTES, GradientBatch
+from ..batch import CHUNK_BYTES, GradientBatch
 from .engine import Covariance
 from .exact import Exact
+from .problem import Problem
 from .spectral import SpectralCovariance, Spectrum
 
 # With one entry, columns of large gradients that fall together stay together (measured: six times the error of q).
@@ -56,8 +57,23 @@ class RandomProjection:
         fresh._exact = Exact().start(n_rows=n_rows)
         return fresh
 
-    def wants_rows(self, n_parameters: int) -> bool:
-        return self.dim < n_parameters or self._exact.wants_rows(n_parameters)
+    def wants_rows(self, problem: Problem) -> bool:
+        return self.dim < problem.n_parameters or Exact().wants_rows(problem)
+
+    def nbytes(self, problem: Problem) -> float:
+        return Exact().nbytes(self._projected(problem))
+
+    def flops(self, problem: Problem) -> float:
+        entries = 2.0 * ENTRIES * problem.n_parameters if self.dim < problem.n_parameters else 0.0
+        return (problem.n_rows or self.dim) * entries + Exact().flops(self._projected(problem))
+
+    def limited(self, size: int) -> RandomProjection:
+        return RandomProjection(self.dim, seed=self.seed)
+
+    def _projected(self, problem: Problem) -> Problem:
+        if self.dim >= problem.n_parameters:
+            return problem
+        return replace(problem, n_parameters=self.dim, itemsize=8, factor_bytes=8 * self.dim, recomputed=False)
 
     def update(self, gradients: GradientBatch) -> None:
         self._n_rows += len(gradients)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from ..gradients import GradientBatch
+from ..batch import GradientBatch
 from .spectral import SpectralCovariance, effective, sigma
 from .unheld import Unheld
 

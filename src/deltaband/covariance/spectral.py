@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..gradients import GradientBatch
+from ..batch import GradientBatch
 
 
 class Spectrum(NamedTuple):

@@ -1,0 +1,118 @@
+"""How far an approximate engine's widths are from the exact ones, estimated on a sample of the training rows.
+
+The same engine and the exact method are fitted to the same sample, with λ in proportion. Their q differ by a factor,
+row by row, and so do their p*; these factors are applied to the q and p* of the fit itself. (To scale a sample's q up
+to all rows instead would be biased.) With a sample of several times p* rows the leading eigenvalues of JᵀJ over n are
+those of all rows, and so is what an engine of a given size makes of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .asking import ask
+from .batch import GradientBatch
+from .capture import Layers
+from .covariance import Covariance, Engine, Exact, Problem
+from .gradients import Network, plain_autograd
+from .warning import DeltabandWarning
+
+if TYPE_CHECKING:
+    from .fitted import Fit
+
+MOST_ROWS, FEWEST_ROWS = 4096, 64
+MOST_BYTES = 2**30  # of the gradients of a sample
+ASKED = 200  # training rows whose widths are compared, if the user asks for none
+INPUT_BYTES = 2**26  # and of its inputs, which a fit keeps
+TOLERABLE = 0.05
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """Relative errors of an approximate engine against the exact method."""
+
+    width: float  # mean of |width/exact − 1|
+    largest: float  # of |width/exact − 1| over the rows asked
+    effective_parameters: float  # p*/exact − 1
+    n_rows: int  # of the sample; 0 where the fit is exact
+    engine: str  # as fitted to the sample
+
+    def __str__(self) -> str:
+        if self.n_rows == 0:
+            return "exact: there is nothing to estimate"
+        return (
+            f"widths are off by {self.width:.2%} on average and {self.largest:.2%} at most, p* by "
+            f"{self.effective_parameters:+.2%} ({self.engine} against Exact() on {self.n_rows:,} training rows)"
+        )
+
+
+def affordable(problem: Problem) -> int:
+    """How many rows a sample may have; 0 where it would have too few."""
+    rows = min(MOST_ROWS, MOST_BYTES // problem.factor_bytes, INPUT_BYTES // problem.input_bytes)
+    return rows if rows >= FEWEST_ROWS else 0
+
+
+def report(model: nn.Module, fit: Fit, x: Tensor | None = None, n_sample: int = MOST_ROWS) -> ErrorReport:
+    """Over the rows `x`, or some training rows that the comparison leaves out.
+
+    An engine of more directions than half of the sample would be exact there: it gets half, if the sample is small
+    against the data, and the estimate then is one of a smaller engine's error.
+    """
+    assert fit.sample is not None
+    if x is None:
+        asked = min(ASKED, len(fit.sample) // 4)
+        sample, x = fit.sample[:-asked], fit.sample[-asked:]
+    else:
+        sample = fit.sample
+    sample = sample[:n_sample]
+    covariance, n_rows, layers = fit.covariance, fit.n_rows, fit.layers
+    assert covariance.damping is not None
+    from scipy.special import stdtrit
+
+    n = len(sample)
+    engine = fit.engine.limited(n // 2 if n < n_rows / 2 else n)
+    damping = covariance.damping * n / n_rows
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeltabandWarning)
+        approximate, q_approximate = _fitted(model, layers, engine, sample, damping, x)
+        exact, q_exact = _fitted(model, layers, Exact(), sample, damping, x)
+        _, q = ask(Network(model, fit.asked_layers), x, covariance.variance)
+    known = q_exact > 0
+    factor = np.where(known, q_approximate / np.where(known, q_exact, 1.0), 1.0)
+    ratio = approximate.effective_parameters / exact.effective_parameters if exact.effective_parameters > 0 else 1.0
+    squared = (1 + q) / (1 + q / np.maximum(factor, np.finfo(float).tiny))
+    freedom = n_rows - covariance.effective_parameters
+    true_freedom = n_rows - covariance.effective_parameters / ratio if ratio > 0 else 0.0
+    if freedom > 0 and true_freedom > 0:
+        student = stdtrit(freedom, 0.975) / stdtrit(true_freedom, 0.975)
+        error = np.abs(np.sqrt(squared * true_freedom / freedom) * student - 1)
+    else:  # one of the two has no widths at all
+        error = np.full(len(q), 0.0 if (freedom > 0) == (true_freedom > 0) else np.inf)
+    return ErrorReport(float(error.mean()), float(error.max()), ratio - 1, n, repr(engine))
+
+
+def _fitted(
+    model: nn.Module, layers: Layers, engine: Engine, x: Tensor, damping: float, asked: Tensor
+) -> tuple[Covariance, np.ndarray]:
+    """The engine fitted to the rows `x`, and its q of others."""
+    network = Network(model, layers)
+    problem = Problem(len(x), network.n_parameters, network.dtype.itemsize, layers.factor_bytes, x[0].nbytes)
+    if engine.wants_rows(problem):
+        network.layers = None
+    with plain_autograd(network.device):
+        chunks = torch.split(x, network.check(x))
+        sample = None
+        if engine.sample_size:  # the rows are in random order
+            first = torch.split(x[: engine.sample_size], len(chunks[0]))
+            sample = GradientBatch.concatenate(network.gradients(part)[1] for part in first)
+        started = engine.start(n_rows=len(x), damping=damping, sample=sample)
+        for part in chunks:
+            started.update(network.gradients(part)[1])
+        covariance = started.finalise(damping)
+    return covariance, ask(network, asked, covariance.variance)[1]

@@ -1,0 +1,173 @@
+"""The pass over the training data: a network, its data and an engine in, a `Fit` out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import error
+from .asking import ask, checked_gradients
+from .batch import GradientBatch
+from .capture import DEPENDS_ON_NOTHING
+from .covariance import Engine, Exact, Plan, Problem, plan
+from .damping import Damping
+from .data import EMPTY, Batches
+from .fitted import Fit
+from .gradients import Network, plain_autograd, twin
+from .recomputed import Recomputed
+from .trace import RowSample, RowTrace
+
+LEVERAGES = 512  # training rows whose leverages new rows are compared with
+
+
+def planned(
+    network: Network, batches: Batches, engine: Engine | None, damping: Damping, memory: float | None
+) -> tuple[Plan, Batches]:
+    """The plan, and the data as if nothing had been read. The network knows its layers afterwards."""
+    x, batches = batches.peek()
+    with plain_autograd(network.device):
+        network.check(x)
+        layers = network.examine(x)
+    problem = Problem(
+        batches.n_rows,
+        network.n_parameters,
+        network.dtype.itemsize,
+        layers.factor_bytes,
+        network.prepare(x[:1]).nbytes,
+        damped=damping.given,
+        twice=batches.twice,
+    )
+    return plan(problem, engine, memory), batches
+
+
+def fit(
+    model: nn.Module,
+    batches: Batches,
+    engine: Engine | None,  # None: the best that fits
+    damping: Damping,
+    memory: float | None,
+    progress: bool,
+) -> Fit:
+    from tqdm.auto import tqdm
+
+    network = Network(model)
+    if engine is not None:
+        _check(engine, batches, damping)
+    schedule, batches = planned(network, batches, engine, damping, memory)
+    option, layers = schedule.chosen, network.layers
+    if option is None:
+        raise MemoryError(f"this fit would not fit into memory: give a smaller engine, or more memory=\n{schedule}")
+    assert layers is not None
+    problem = option.problem
+    if option.engine.wants_rows(problem):
+        network.layers = None
+    remember = _Inputs(network, problem, schedule.memory - option.nbytes) if problem.recomputed else None
+    trace = RowTrace(LEVERAGES if isinstance(option.engine, Exact) else max(LEVERAGES, error.affordable(problem)))
+    rss, count, energy = 0.0, 0, 0.0
+    # the bar stays away where the work is done within two seconds
+    bar = tqdm(total=batches.n_rows, desc="deltaband", unit=" rows", delay=2, leave=False, disable=not progress)
+    with plain_autograd(network.device), bar:
+        sample = _sample(option.engine, network, batches, bar) if option.engine.sample_size else None
+        started = option.engine.start(n_rows=batches.n_rows, damping=damping.at(batches.n_rows), sample=sample)
+        for x, targets, first in batches.chunks(network.check):
+            outputs, gradients = checked_gradients(network, x, first)
+            started.update(gradients if remember is None else remember(x))
+            trace.update(network.prepare(x), targets)
+            rss += float((targets - outputs.cpu().double()).square().sum())
+            energy += float(gradients.squared_norms.sum())
+            count += len(x)
+            bar.update(len(x))
+    if count == 0:  # the second time
+        raise ValueError(EMPTY)
+    if energy == 0.0:
+        raise ValueError(DEPENDS_ON_NOTHING)
+    if batches.n_rows is not None and count != batches.n_rows:
+        raise ValueError(f"{batches.n_rows} rows were announced but {count} came: give n_rows={count}")
+    settings = started.limited(2 * count)
+    found = Fit(
+        started.finalise(damping.at(count)),
+        settings,
+        rss,
+        count,
+        network.n_parameters,
+        network.dtype,
+        network.fingerprint(),
+        layers,
+        network.layers is None,
+        trace.seen(),
+        rows_at_once=0 if remember is None else remember.together,
+    )
+    rows = trace.sample()
+    if found.covariance.error_bound == 0.0:
+        _, h = ask(network, rows[:LEVERAGES], found.reference.leverage, found.rows_at_once)
+        return replace(found, leverages=h)
+    if len(rows) < error.FEWEST_ROWS:
+        return found
+    found = replace(found, sample=rows)
+    return found if found.covariance.damping is None else replace(found, error=error.report(model, found))
+
+
+def _check(engine: Engine, batches: Batches, damping: Damping) -> None:
+    """Whether these data will do for this engine, before any of them is read."""
+    if engine.needs_damping and damping.at(batches.n_rows) is None:
+        raise ValueError(
+            f"{type(engine).__name__} needs λ from the first row on: "
+            + (
+                "λ follows from the number of rows, which this loader does not tell; give fit(..., n_rows=...)"
+                if damping.given
+                else "give weight_decay or damping, or use Exact or RobustFrequentDirections"
+            )
+        )
+    if engine.sample_size and not batches.twice:
+        raise ValueError(
+            f"{type(engine).__name__} reads the data twice, which an iterator or generator does not allow: "
+            "give arrays X and y, a DataLoader, or a list of batches"
+        )
+
+
+def _sample(engine: Engine, network: Network, batches: Batches, bar: Any) -> GradientBatch:
+    """The gradients of `sample_size` training rows, drawn in a pass that computes no others."""
+    # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and do
+    # without some of the sampled rows the second time.
+    drawn = RowSample(engine.sample_size, engine.seed)
+    bar.set_description("deltaband, drawing a sample")
+    for x, _, _ in batches.chunks(network.check):
+        drawn.update(network.prepare(x))
+        bar.update(len(x))
+    bar.reset()
+    bar.set_description("deltaband")
+    X = drawn.rows()
+    if X is None:
+        raise ValueError(EMPTY)
+    parts = []
+    for x in torch.split(X, network.check(X)):
+        _, gradients = network.gradients(x)
+        # The pass to come names a row that is not finite by its number in the data.
+        finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
+        parts += [gradients.take(finite)] if len(finite) else []
+    if not parts:
+        for x, _, first in batches.chunks(network.check):
+            checked_gradients(network, x, first)
+    return GradientBatch.concatenate(parts)
+
+
+class _Inputs:
+    """Of each row the input alone, in the place of its gradient."""
+
+    def __init__(self, network: Network, problem: Problem, spare: float) -> None:
+        assert network.layers is not None
+        self._model = twin(network.twin, own_weights=True)
+        self._layers = network.layers
+        self._network = network
+        # half is for the rows that meet them
+        self.together = int((problem.recomputed_bytes + spare / 2) // (2 * problem.factor_bytes))
+
+    def __call__(self, x: Tensor) -> GradientBatch:
+        prepared = self._network.prepare(x)
+        return GradientBatch(
+            (Recomputed(self._model, self._layers, prepared, self._network.n_parameters, self.together),)
+        )

@@ -1,0 +1,147 @@
+"""`error_report`: what an approximation costs, estimated without the exact fit."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import mlp, regression
+
+from deltaband import (
+    DeltabandWarning,
+    Exact,
+    ImportantDirections,
+    Nystrom,
+    PredictionIntervals,
+    RandomProjection,
+    RobustFrequentDirections,
+    error,
+)
+from deltaband.covariance import Problem
+
+ENGINES = [Nystrom(12), RandomProjection(60), RobustFrequentDirections(5), ImportantDirections(20)]
+
+
+def trained(X, y, hidden=30):
+    model = mlp(X.shape[1], hidden)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=1e-3)
+    for _ in range(150):
+        optimiser.zero_grad()
+        ((model(X)[:, 0] - y) ** 2).mean().backward()
+        optimiser.step()
+    return model
+
+
+@pytest.fixture(scope="module")
+def setting():
+    X, y = regression(700, 5)
+    return trained(X[:600], y[:600]), X[:600], y[:600], X[600:]
+
+
+def truth(model, X, y, new, engine):
+    widths = [
+        PredictionIntervals(model, weight_decay=1e-3, covariance=e).fit(X, y).predict(new).width
+        for e in (engine, Exact())
+    ]
+    return float((widths[0] / widths[1] - 1).abs().mean())
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=repr)
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+def test_the_estimate_is_near_the_error_of_the_whole_fit(setting, engine):
+    model, X, y, new = setting
+    band = PredictionIntervals(model, weight_decay=1e-3, covariance=engine).fit(X, y)
+    real = truth(model, X, y, new, engine)
+    for report in (band.error_report(new), band.error_report(new, sample=300), band.error_report()):
+        assert real / 3 - 0.003 < report.width < 3 * real + 0.003
+        assert report.width <= report.largest
+
+
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+def test_on_all_rows_the_estimate_is_the_error_itself(setting):
+    model, X, y, new = setting
+    engine = RobustFrequentDirections(5, tail="none")
+    band = PredictionIntervals(model, weight_decay=1e-3, covariance=engine).fit(X, y)
+    object.__setattr__(band._fit, "sample", X)  # in their order, which a sketch depends on
+    assert band.error_report(new).width == pytest.approx(truth(model, X, y, new, engine), rel=1e-6)
+
+
+def test_an_exact_fit_has_nothing_to_estimate(setting):
+    model, X, y, new = setting
+    for engine in (Exact(), Nystrom(600), RandomProjection(10**6)):
+        report = PredictionIntervals(model, weight_decay=1e-3, covariance=engine).fit(X, y).error_report(new)
+        assert (report.width, report.largest, report.n_rows) == (0.0, 0.0, 0)
+        assert "exact" in str(report)
+
+
+def test_a_fit_warns_where_widths_are_off_and_not_where_they_are_not(setting):
+    model, X, y, _ = setting
+    with pytest.warns(DeltabandWarning, match=r"not accurate enough here: widths are off by \d"):
+        PredictionIntervals(model, damping=0.01, covariance=ImportantDirections(4, compress=True)).fit(X, y)
+    band = PredictionIntervals(model, weight_decay=1e-3, covariance=Nystrom(100)).fit(X, y)
+    assert band._fit.error.width < 0.05
+    assert "error of widths" in band.summary()
+
+
+def test_more_directions_make_a_smaller_error(setting):
+    model, X, y, new = setting
+    reports = []
+    for landmarks in (10, 40, 120):
+        band = PredictionIntervals(model, weight_decay=1e-3, covariance=Nystrom(landmarks))
+        reports.append(band.fit(X, y).error_report(new).width)
+    assert reports[0] > reports[1] > reports[2]
+
+
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+def test_an_engine_larger_than_the_sample_is_judged_by_a_smaller_one(setting):
+    model, X, y, new = setting
+    band = PredictionIntervals(model, weight_decay=1e-3, covariance=Nystrom(150)).fit(X, y)
+    report = band.error_report(new, sample=100)
+    assert report.engine == "Nystrom(landmarks=50)"
+    assert report.n_rows == 100
+    assert report.width > band.error_report(new).width
+    sketch = PredictionIntervals(model, weight_decay=1e-3, covariance=RobustFrequentDirections("auto")).fit(X, y)
+    assert "rank=25" in sketch.error_report(new, sample=100).engine or sketch.error_bound_ == 0
+
+
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+def test_whole_inputs_of_any_kind_and_one_row(setting):
+    model, X, y, new = setting
+    band = PredictionIntervals(model, weight_decay=1e-3, covariance=Nystrom(20)).fit(X, y)
+    assert band.error_report(new.numpy()).width == band.error_report(new).width
+    assert np.isfinite(band.error_report(new[:1]).width)
+
+
+def test_what_cannot_be_estimated_says_why(setting):
+    model, X, y, new = setting
+    band = PredictionIntervals(model, covariance=Nystrom(30)).fit(X, y)
+    with pytest.raises(ValueError, match="λ is not known"):
+        band.error_report(new)
+    few = PredictionIntervals(model, damping=10.0, covariance=Nystrom(30)).fit(X[:60], y[:60])
+    with pytest.raises(ValueError, match="too few"):
+        few.error_report(new)
+    band = PredictionIntervals(model, weight_decay=1e-3, covariance=Nystrom(100)).fit(X, y)
+    for sample in (0, 1, 2.5, True, "all"):
+        with pytest.raises(ValueError, match="sample must be a whole number"):
+            band.error_report(new, sample=sample)
+    with pytest.raises(ValueError, match="no rows"):
+        band.error_report(new[:0])
+    with pytest.raises(ValueError, match="NaN"):
+        band.error_report(new * torch.nan)
+    with pytest.raises(ValueError, match="not fitted"):
+        PredictionIntervals(model, weight_decay=1e-3).error_report(new)
+
+
+def test_changed_weights_are_refused(setting):
+    _, X, y, new = setting
+    model = mlp(5, 30)
+    band = PredictionIntervals(model, damping=5.0, covariance=Nystrom(100)).fit(X, y)
+    with torch.no_grad():
+        model[0].weight += 1.0
+    with pytest.raises(ValueError, match="weights have changed"):
+        band.error_report(new)
+
+
+@pytest.mark.parametrize(
+    ("factor_bytes", "input_bytes", "rows"), [(100, 100, 4096), (2**20, 100, 1024), (100, 2**16, 1024), (2**26, 8, 0)]
+)
+def test_a_sample_is_as_large_as_its_gradients_and_inputs_allow(factor_bytes, input_bytes, rows):
+    assert error.affordable(Problem(10**6, 10**6, 4, factor_bytes, input_bytes)) == rows
