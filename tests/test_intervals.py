@@ -360,12 +360,10 @@ def test_no_degrees_of_freedom_is_a_warning_at_fit_and_an_error_at_predict():
         band.predict(X)
 
 
-@pytest.mark.parametrize("n", [300, 5000])
-@pytest.mark.parametrize("rank", [1, 5])
-def test_a_rank_that_misses_much_is_warned_about(n, rank):
-    X, y = regression(n)
-    with pytest.warns(DeltabandWarning, match="may miss up to|not accurate enough"):
-        band = PredictionIntervals(mlp(hidden=30), damping=0.5, covariance=RobustFrequentDirections(rank)).fit(X, y)
+def test_a_rank_that_is_too_small_is_warned_about():
+    X, y = regression(300)
+    with pytest.warns(DeltabandWarning, match="not accurate enough"):
+        band = PredictionIntervals(mlp(hidden=30), damping=0.5, covariance=RobustFrequentDirections(1)).fit(X, y)
     assert band.error_bound_ > 0
     assert fitted(mlp(hidden=30), (X, y)).error_bound_ == 0
 
