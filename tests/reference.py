@@ -191,6 +191,42 @@ def projection(dim: int, p: int, seed: int) -> np.ndarray:
     return S
 
 
+def equivalent(J: np.ndarray, damping: float) -> tuple[float, float]:
+    """μ and λ/(μκ'), κ' = ∂κ/∂μ, where κ(μ) = μ/(1 − tr H(μ)/r) is the damping λ; J (n, r) is projected. Where even
+    the smallest μ has a larger κ, that μ."""
+    r = J.shape[1]
+
+    def one_minus_h(mu: float) -> np.ndarray:  # on all r directions
+        return mu * np.linalg.inv(J.T @ J + mu * np.eye(r))
+
+    def excess(log_mu: float) -> float:
+        return np.exp(log_mu) * r / np.trace(one_minus_h(np.exp(log_mu))) - damping
+
+    smallest = np.log(1e-9 * damping)
+    mu = np.exp(smallest if excess(smallest) > 0 else optimize.brentq(excess, smallest, np.log(damping), xtol=1e-13))
+    M = one_minus_h(mu)
+    return mu, np.trace(M) / np.trace(M @ M)
+
+
+def projected_variance(J: np.ndarray, damping: float, g: np.ndarray) -> float:
+    """q = h + λ ∂h/∂λ, by the chain rule from h = gᵀ(JᵀJ + μI)⁻¹g; J and g are projected."""
+    mu, slope = equivalent(J, damping)
+    u = np.linalg.inv(J.T @ J + mu * np.eye(J.shape[1])) @ g
+    return max(g @ u - slope * mu * (u @ u), 0.0)
+
+
+def projected_leverage(J: np.ndarray, damping: float, g: np.ndarray) -> float:
+    return leverage(J, equivalent(J, damping)[0], g)
+
+
+def projected_effective_parameters(J: np.ndarray, damping: float, full_rank: int) -> float:
+    """2 tr H − tr H² with tr H² = tr H + λ ∂(tr H)/∂λ."""
+    mu, slope = equivalent(J, damping)
+    M = mu * np.linalg.inv(J.T @ J + mu * np.eye(J.shape[1]))
+    trace = J.shape[1] - np.trace(M)
+    return min(trace - slope * (np.trace(M @ M) - np.trace(M)), full_rank)
+
+
 def projected(J: np.ndarray, landmarks: np.ndarray) -> np.ndarray:
     """J in the span of the landmarks, by a full SVD of these: what Nyström puts in the place of J."""
     _, d, V = np.linalg.svd(landmarks, full_matrices=False)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from deltaband import Exact, PredictionIntervals
-from deltaband.covariance import nystrom
+from deltaband.covariance import Problem, nystrom
 from deltaband.covariance.nystrom import Nystrom
 from deltaband.covariance.tail import Tail, spread
 from deltaband.gradients import Network
@@ -422,7 +422,7 @@ def test_it_says_what_it_needs():
     assert Nystrom(500, choose="leverage").sample_size == 1000 + nystrom.PROBES
     assert Nystrom(500, tail="none").sample_size == 500
     assert not Nystrom().needs_damping
-    assert not Nystrom().wants_rows(10)
+    assert not Nystrom().wants_rows(Problem(10, 10, 8, 80, 8))
 
 
 def test_no_damping_works_where_the_landmarks_determine_the_parameters_and_is_an_error_elsewhere():

@@ -16,6 +16,7 @@ from .layers import Part, Rows, inner
 # A chunk of rows that fits the processor's cache is two to three times faster to make than one that does not, but
 # a handful of rows wastes the matrix products that follow.
 CHUNK_BYTES = 8 * 2**20
+CHUNK_ROWS_AT_LEAST = 64
 
 
 class Block(Protocol):
@@ -89,14 +90,16 @@ class GradientBatch:
         return np.concatenate([sum(part.squared_norms() for part in block.parts()) for block in self.blocks])
 
     def columns(self, width: int) -> Iterator[np.ndarray]:
-        """All rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before."""
+        """All rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before.
+
+        Where a layer does without rows, only these columns of them are formed.
+        """
         memory = np.empty(len(self) * min(width, self.n_parameters))
         for layer in zip(*(block.parts() for block in self.blocks), strict=True):
-            arrays = [part.rows().cpu().numpy() for part in layer]
             for start in range(0, layer[0].n_parameters, width):
                 stop = min(start + width, layer[0].n_parameters)
                 columns = memory[: len(self) * (stop - start)].reshape(len(self), stop - start)
-                np.concatenate([rows[:, start:stop] for rows in arrays], out=columns)
+                np.concatenate([part.columns(start, stop).cpu().numpy() for part in layer], out=columns)
                 yield columns
 
     def inner(self, other: GradientBatch) -> np.ndarray:
@@ -134,6 +137,13 @@ class GradientBatch:
             if len(within):
                 chosen.append(Held(tuple(part.take(within) for part in block.parts())))
         return GradientBatch(tuple(chosen))
+
+    def split(self, size: int) -> Iterator[GradientBatch]:
+        """The same rows, at most `size` at a time; no row is copied."""
+        for block in self.blocks:
+            parts = block.parts()
+            for start in range(0, max(len(block), 1), size):
+                yield GradientBatch((Held(tuple(part.take(slice(start, start + size)) for part in parts)),))
 
     @staticmethod
     def concatenate(batches: Iterable[GradientBatch]) -> GradientBatch:

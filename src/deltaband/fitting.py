@@ -52,8 +52,6 @@ def fit(
     memory: float | None,
     progress: bool,
 ) -> Fit:
-    from tqdm.auto import tqdm
-
     network = Network(model)
     if engine is not None:
         _check(engine, batches, damping)
@@ -66,21 +64,21 @@ def fit(
     if option.engine.wants_rows(problem):
         network.layers = None
     remember = _Inputs(network, problem, schedule.memory - option.nbytes) if problem.recomputed else None
-    trace = RowTrace(LEVERAGES if isinstance(option.engine, Exact) else max(LEVERAGES, error.affordable(problem)))
+    n_sample = 0 if isinstance(option.engine, Exact) else error.affordable(problem)
+    trace = RowTrace(max(LEVERAGES, n_sample))
     rss, count, energy = 0.0, 0, 0.0
-    # the bar stays away where the work is done within two seconds
-    bar = tqdm(total=batches.n_rows, desc="deltaband", unit=" rows", delay=2, leave=False, disable=not progress)
-    with plain_autograd(network.device), bar:
-        sample = _sample(option.engine, network, batches, bar) if option.engine.sample_size else None
+    with plain_autograd(network.device):
+        sample = _sample(option.engine, network, batches, progress) if option.engine.sample_size else None
         started = option.engine.start(n_rows=batches.n_rows, damping=damping.at(batches.n_rows), sample=sample)
-        for x, targets, first in batches.chunks(network.check):
-            outputs, gradients = checked_gradients(network, x, first)
-            started.update(gradients if remember is None else remember(x))
-            trace.update(network.prepare(x), targets)
-            rss += float((targets - outputs.cpu().double()).square().sum())
-            energy += float(gradients.squared_norms.sum())
-            count += len(x)
-            bar.update(len(x))
+        with _bar("deltaband", batches, progress) as bar:
+            for x, targets, first in batches.chunks(network.check):
+                outputs, gradients = checked_gradients(network, x, first)
+                started.update(gradients if remember is None else remember(x))
+                trace.update(network.prepare(x), targets)
+                rss += float((targets - outputs.cpu().double()).square().sum())
+                energy += float(gradients.squared_norms.sum())
+                count += len(x)
+                bar.update(len(x))
     if count == 0:  # the second time
         raise ValueError(EMPTY)
     if energy == 0.0:
@@ -105,9 +103,9 @@ def fit(
     if found.covariance.error_bound == 0.0:
         _, h = ask(network, rows[:LEVERAGES], found.reference.leverage, found.rows_at_once)
         return replace(found, leverages=h)
-    if len(rows) < error.FEWEST_ROWS:
+    if min(len(rows), n_sample) < error.FEWEST_ROWS:
         return found
-    found = replace(found, sample=rows)
+    found = replace(found, sample=rows[:n_sample])
     return found if found.covariance.damping is None else replace(found, error=error.report(model, found))
 
 
@@ -129,17 +127,15 @@ def _check(engine: Engine, batches: Batches, damping: Damping) -> None:
         )
 
 
-def _sample(engine: Engine, network: Network, batches: Batches, bar: Any) -> GradientBatch:
+def _sample(engine: Engine, network: Network, batches: Batches, progress: bool) -> GradientBatch:
     """The gradients of `sample_size` training rows, drawn in a pass that computes no others."""
     # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and do
     # without some of the sampled rows the second time.
     drawn = RowSample(engine.sample_size, engine.seed)
-    bar.set_description("deltaband, drawing a sample")
-    for x, _, _ in batches.chunks(network.check):
-        drawn.update(network.prepare(x))
-        bar.update(len(x))
-    bar.reset()
-    bar.set_description("deltaband")
+    with _bar("deltaband, drawing a sample", batches, progress) as bar:
+        for x, _, _ in batches.chunks(network.check):
+            drawn.update(network.prepare(x))
+            bar.update(len(x))
     X = drawn.rows()
     if X is None:
         raise ValueError(EMPTY)
@@ -153,6 +149,13 @@ def _sample(engine: Engine, network: Network, batches: Batches, bar: Any) -> Gra
         for x, _, first in batches.chunks(network.check):
             checked_gradients(network, x, first)
     return GradientBatch.concatenate(parts)
+
+
+def _bar(description: str, batches: Batches, progress: bool) -> Any:
+    """It stays away where the work is done within two seconds."""
+    from tqdm.auto import tqdm
+
+    return tqdm(total=batches.n_rows, desc=description, unit=" rows", delay=2, leave=False, disable=not progress)
 
 
 class _Inputs:

@@ -19,12 +19,11 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import capture
-from .batch import CHUNK_BYTES, GradientBatch, Held
+from .batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Held
 from .capture import Layers
 from .layers import Rows
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
-CHUNK_ROWS_AT_LEAST = 64
 CHUNK_ROWS_AT_MOST = 4096
 PAST_THE_TREE = (
     "some weights are reached past the module tree (a lambda or a list that holds a layer or a parameter), so their "

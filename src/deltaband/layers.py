@@ -39,7 +39,10 @@ class Rows:
     def rows(self) -> Tensor:
         return self.values
 
-    def take(self, index: Tensor) -> Rows:
+    def columns(self, start: int, stop: int) -> Tensor:  # (b, stop − start)
+        return self.values[:, start:stop]
+
+    def take(self, index: Tensor | slice) -> Rows:
         return Rows(self.values[index])
 
     def squared_norms(self) -> np.ndarray:  # (b,)
@@ -69,7 +72,21 @@ class Outer:
         weight = torch.bmm(self.delta.mT, self.x).flatten(1)
         return torch.cat([weight, self.delta.sum(dim=1)], dim=1) if self.bias else weight
 
-    def take(self, index: Tensor) -> Outer:
+    def columns(self, start: int, stop: int) -> Tensor:
+        """The same columns of `rows()`; no more are formed than those of the outputs that they belong to."""
+        a, n_weights = self.x.shape[2], self.x.shape[2] * self.delta.shape[2]
+        pieces = []
+        if start < n_weights:
+            end = min(stop, n_weights)
+            first, last = start // a, (end - 1) // a
+            x = self.x if first < last else self.x[:, :, start - first * a : end - first * a]
+            weight = torch.bmm(self.delta[:, :, first : last + 1].mT, x).flatten(1)
+            pieces.append(weight if first == last else weight[:, start - first * a : end - first * a])
+        if stop > n_weights:
+            pieces.append(self.delta[:, :, max(start - n_weights, 0) : stop - n_weights].sum(dim=1))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+    def take(self, index: Tensor | slice) -> Outer:
         return Outer(self.x[index], self.delta[index], self.bias)
 
     def squared_norms(self) -> np.ndarray:
@@ -106,7 +123,15 @@ class Lookup:
         table = self.delta.new_zeros(b, self.size, o)
         return table.scatter_add_(1, self.index[:, :, None].expand_as(self.delta), self.delta).flatten(1)
 
-    def take(self, index: Tensor) -> Lookup:
+    def columns(self, start: int, stop: int) -> Tensor:
+        """The same columns of `rows()`, from that piece of the table alone."""
+        o = self.delta.shape[2]
+        first, last = start // o, (stop - 1) // o
+        within = (self.index >= first) & (self.index <= last)
+        piece = Lookup((self.index - first) * within, self.delta * within[:, :, None], last + 1 - first)
+        return piece.rows()[:, start - first * o : stop - first * o]
+
+    def take(self, index: Tensor | slice) -> Lookup:
         return Lookup(self.index[index], self.delta[index], self.size)
 
     def squared_norms(self) -> np.ndarray:

@@ -1,24 +1,28 @@
-"""The exact delta method on randomly projected gradients: sparse Johnson–Lindenstrauss.
+"""The delta method on randomly projected gradients, sparse Johnson–Lindenstrauss, less the bias that this brings.
 
 Every gradient is replaced by Sg, r numbers in place of p. Each column of S (r × p) has four entries ±1/2, one in each
 quarter of the rows, at places and with signs that depend on the seed and on the column's number alone. Then
 
-    E (Sg)·(Sg') = g·g',    Var (Sg)·(Sg') ≤ (‖g‖²‖g'‖² + (g·g')²)/r    where 4 divides r.
+    E (Sg)·(Sg') = g·g',    Var (Sg)·(Sg') ≤ (‖g‖²‖g'‖² + (g·g')²)/r    where 4 divides r,
+
+but Sᵀ(SJᵀJSᵀ + μI)⁻¹S is near (JᵀJ + λI)⁻¹ for a λ larger than μ (LeJeune et al. 2022, "Asymptotics of the sketched
+pseudoinverse"): the harmonic mean of all r eigenvalues of SJᵀJSᵀ + μI. `Equivalent` solves that for μ.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from ..batch import CHUNK_BYTES, GradientBatch
+from ..batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
 from .engine import Covariance
 from .exact import Exact
 from .problem import Problem
-from .spectral import SpectralCovariance, Spectrum
+from .spectral import SpectralCovariance
 
 # With one entry, columns of large gradients that fall together stay together (measured: six times the error of q).
 # Two are nearly as good as four; eight or sixteen gain nothing.
@@ -27,13 +31,15 @@ WIDTH = 10_000  # columns at a time
 
 
 class RandomProjection:
-    """q = (Sg)ᵀ A⁻¹ SJᵀJSᵀ A⁻¹ Sg, h = (Sg)ᵀ A⁻¹ Sg with A = SJᵀJSᵀ + λI: `Exact` on Sg, for all gradients g.
+    """h = (Sg)ᵀ(SJᵀJSᵀ + μI)⁻¹Sg, the μ < λ making up for what `dim` dimensions cannot keep apart; q = h + λ ∂h/∂λ and
+    p* follow.
 
-    It holds 8·dim² bytes, up to twice that where n is below dim or not known beforehand, for any number of parameters:
-    S is drawn anew for each batch, some columns at a time. Equals `Exact()` where dim ≥ p.
+    It holds 8·dim² bytes, up to twice that where n is below dim or not known beforehand, and three times at the end,
+    for any number of parameters: neither S nor the rows of J are ever there as a whole. Equals `Exact()` where dim ≥ p.
 
-    Single inner products keep a relative error of about √(2/dim), but not all directions are kept at once: the error
-    of q is up to about (p*/dim)·h, and p* comes out too small on average. So dim should be many times p*.
+    While tr H < dim there is next to no error on average over seeds, so dim should be above p*. With one seed h and q
+    of a row unlike the training rows are off by about √(2/(dim − tr H²))·h, of others by less. Where λ is so small that
+    tr H would exceed dim, the answers are those for the λ with tr H = dim, and `fit` warns.
     """
 
     needs_damping = False
@@ -58,7 +64,7 @@ class RandomProjection:
         return fresh
 
     def wants_rows(self, problem: Problem) -> bool:
-        return self.dim < problem.n_parameters or Exact().wants_rows(problem)
+        return self.dim >= problem.n_parameters and Exact().wants_rows(problem)
 
     def nbytes(self, problem: Problem) -> float:
         return Exact().nbytes(self._projected(problem))
@@ -71,15 +77,21 @@ class RandomProjection:
         return RandomProjection(self.dim, seed=self.seed)
 
     def _projected(self, problem: Problem) -> Problem:
+        """What is left for `Exact`; it is diagonalised."""
         if self.dim >= problem.n_parameters:
             return problem
-        return replace(problem, n_parameters=self.dim, itemsize=8, factor_bytes=8 * self.dim, recomputed=False)
+        row = 8 * self.dim
+        return replace(problem, n_parameters=self.dim, itemsize=8, factor_bytes=row, damped=False, recomputed=False)
 
     def update(self, gradients: GradientBatch) -> None:
         self._n_rows += len(gradients)
         self._n_parameters = gradients.n_parameters
         S = self._projection()
-        self._exact.update(gradients if S is None else S(gradients))
+        if S is None:
+            self._exact.update(gradients)
+            return
+        for batch in S.batches(gradients):
+            self._exact.update(batch)
 
     def merge(self, other: RandomProjection) -> None:
         if (self.dim, self.seed) != (other.dim, other.seed):
@@ -98,13 +110,9 @@ class RandomProjection:
                 f"damping 0 needs a regular JᵀJ, but the projection holds {self.dim} of {p} directions: "
                 "give a positive damping or weight_decay"
             )
-        exact = self._exact.finalise(damping)
+        exact = self._exact.finalise(damping if S is None else None)
         self._n_rows, self._n_parameters = 0, 0
-        if S is None:
-            return exact
-        if isinstance(exact, SpectralCovariance):
-            return ProjectedSpectral(S, exact, min(n_rows, p))
-        return ProjectedCovariance(S, exact, min(n_rows, p))
+        return exact if S is None else ProjectedCovariance(S, exact.diagonalised(), min(n_rows, p), damping)
 
     def __repr__(self) -> str:
         return f"RandomProjection(dim={self.dim}{f', seed={self.seed}' if self.seed else ''})"
@@ -121,20 +129,32 @@ class Projection:
     n_parameters: int  # p
     seed: int
 
+    def batches(self, g: GradientBatch) -> Iterator[GradientBatch]:
+        """gSᵀ, no more rows at a time than should be there at once."""
+        for batch in g.split(max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (8 * self.dim))):
+            yield self(batch)
+
     def __call__(self, g: GradientBatch) -> GradientBatch:
         """gSᵀ, row by row."""  # (b, p) -> (b, r)
+        projected = np.empty((len(g), self.dim))
+        width = min(WIDTH, self.n_parameters)
+        end = 0
+        for batch in g.split(max(1, CHUNK_BYTES // (8 * max(width, self.dim)))):
+            start, end = end, end + len(batch)
+            projected[start:end] = self._project(batch, width).T
+        return GradientBatch.of(torch.from_numpy(projected))
+
+    def _project(self, g: GradientBatch, width: int) -> np.ndarray:  # (r, b)
         from scipy.sparse import csc_array
 
         projected = np.zeros((self.dim, len(g)))
         start = 0
-        # + 1: the columns are transposed, which takes longer where there is a power of two of them
-        for columns in g.columns(width=max(1, min(WIDTH, CHUNK_BYTES // (8 * (len(g) + 1))))):
-            width = columns.shape[1]
-            at, values = self.entries(start, width)
-            ends = at.shape[1] * np.arange(width + 1, dtype=np.int32)
-            projected += csc_array((values.ravel(), at.ravel(), ends), shape=(self.dim, width)) @ columns.T
-            start += width
-        return GradientBatch.of(torch.from_numpy(np.ascontiguousarray(projected.T)))
+        for columns in g.columns(width):
+            at, values = self.entries(start, columns.shape[1])
+            ends = at.shape[1] * np.arange(len(at) + 1, dtype=np.int32)
+            projected += csc_array((values.ravel(), at.ravel(), ends), shape=(self.dim, len(at))) @ columns.T
+            start += len(at)
+        return projected
 
     def entries(self, start: int, width: int) -> tuple[np.ndarray, np.ndarray]:  # (width, 4) twice
         """Where the entries of some columns are, and what they are.
@@ -149,72 +169,90 @@ class Projection:
         return at.astype(np.int32), np.copysign(1 / math.sqrt(count), words)
 
 
-class ProjectedCovariance:
-    """The exact covariance of projected gradients, asked with projected gradients. Its error is not certified."""
+class ProjectedCovariance(SpectralCovariance):
+    """In the eigenbasis of SJᵀJSᵀ, asked with Sg; each λ has its own μ. The error is not certified."""
 
     error_bound = math.nan
 
-    def __init__(self, S: Projection, exact: Covariance, full_rank: int) -> None:
+    def __init__(self, S: Projection, exact: SpectralCovariance, full_rank: int, damping: float | None) -> None:
+        name = f"random projection of {S.n_parameters:,} to {S.dim:,} dimensions"
+        super().__init__(exact.eigenvalues, damping, name)
         self._S = S
         self._exact = exact
         self._full_rank = full_rank  # min(n, p)
-        self.damping = exact.damping
-        self.effective_parameters = exact.effective_parameters
 
     @property
-    def missed_parameters(self) -> float:
-        return _missed(self.effective_parameters, self._S.dim, self._full_rank)
-
-    def variance(self, g: GradientBatch) -> np.ndarray:
-        return self._exact.variance(self._S(g))
-
-    def leverage(self, g: GradientBatch) -> np.ndarray:
-        return self._exact.leverage(self._S(g))
-
-    def spectrum(self) -> Spectrum:
-        return self._exact.spectrum()
-
-    def diagonalised(self) -> SpectralCovariance:
-        return ProjectedSpectral(self._S, self._exact.diagonalised(), self._full_rank)
-
-    def describe(self) -> str:
-        return _describe(self._S, self._exact)
-
-
-class ProjectedSpectral(SpectralCovariance):
-    """The same in the eigenbasis of SJᵀJSᵀ: gradients are projected on their way in, once."""
-
-    error_bound = math.nan
-
-    def __init__(self, S: Projection, exact: SpectralCovariance, full_rank: int) -> None:
-        super().__init__(exact.eigenvalues, exact.damping, _describe(S, exact))
-        self._S = S
-        self._exact = exact
-        self._full_rank = full_rank
+    def effective_parameters(self) -> float:
+        return min(self._equivalent(self._chosen).effective_parameters, float(self._full_rank))
 
     @property
     def missed_parameters(self) -> float:  # type: ignore[override]
-        return _missed(self.effective_parameters, self._S.dim, self._full_rank)
+        """About the standard error of p* over seeds; all that there could be where λ is out of reach."""
+        room = self._full_rank - self.effective_parameters
+        equivalent = self._equivalent(self._chosen)
+        return min(equivalent.standard_error, room) if equivalent.reached else room
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
-        return super().variances(self._S(g), dampings)
+        weights = [self._equivalent(damping).variance_weights for damping in dampings]
+        return np.maximum(self._weighed(g, np.stack(weights, axis=1)), 0.0)  # a difference, noise where q is nothing
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
-        return super().leverage(self._S(g))
+        return self._weighed(g, self._equivalent(self._chosen).y)
 
-    def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # of projected rows
-        return self._exact._squared_projections(g)
+    def _equivalent(self, damping: float) -> Equivalent:
+        return Equivalent.of(self.eigenvalues, self._S.dim, damping)
+
+    def _weighed(self, g: GradientBatch, weights: np.ndarray) -> np.ndarray:  # (b,) or (b, ·)
+        return np.concatenate([self._squared_projections(batch) @ weights for batch in self._S.batches(g)])
+
+    def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, m), (b, m + 1) where m < r
+        """z² of projected rows on the directions with ẽ > 0, and what is left on the others together."""
+        z2 = self._exact._squared_projections(g)
+        if z2.shape[1] == self._S.dim:
+            return z2
+        return np.column_stack([z2, np.maximum(g.squared_norms - z2.sum(axis=1), 0.0)])
 
 
-def _missed(p_star: float, dim: int, full_rank: int) -> float:
-    """What p* may lack, on average over seeds and for large dim.
+@dataclass(frozen=True)
+class Equivalent:
+    """How the eigenvalues ẽ of SJᵀJSᵀ, r with those that are zero, answer for a λ of JᵀJ. With y = 1/(ẽ + μ):
 
-    There a projection acts like the larger damping κ = λ/(1 − tr(H)/dim), and p*(λ) ≤ p*(κ)·κ/λ with tr H ≤ p*. It is
-    no bound for each seed, but where it is larger than min(n, p) − p*, that is one.
+    λ = r/Σy,    tr H = r(1 − μ/λ),    h = Σ z²y,    z the coordinates of Sg.
+
+    For q = h + λ ∂h/∂λ and tr H² = tr H + λ ∂(tr H)/∂λ one differentiates by μ, ∂λ/∂μ = r/f with f = (Σy)²/Σy²:
+
+    q = Σ z²(ẽ − ē)y²,    ē = Σ ẽy²/Σy²,    tr H² = r − f,    p* = 2 tr H − tr H².
     """
-    likely = p_star**2 / (dim - p_star) if p_star < dim else math.inf
-    return max(min(likely, full_rank - p_star), 0.0)
 
+    y: np.ndarray  # (m,), (m + 1,) where m < r
+    variance_weights: np.ndarray  # of z² in q, the same
+    effective_parameters: float
+    standard_error: float  # of them
+    reached: bool  # whether there is a μ ≥ 0 for this λ; otherwise all is said for the smallest λ that has one
 
-def _describe(S: Projection, exact: Covariance) -> str:
-    return f"random projection of {S.n_parameters:,} to {S.dim:,} dimensions, then {exact.describe()}"
+    @staticmethod
+    def of(eigenvalues: np.ndarray, r: int, damping: float) -> Equivalent:  # the m that are not zero
+        m = len(eigenvalues)
+        e, count = (eigenvalues, np.ones(m)) if m == r else (np.append(eigenvalues, 0.0), np.append(np.ones(m), r - m))
+        # A harmonic mean is concave in μ: Newton's method stays below λ, where it starts.
+        mu = damping * (r - m) / r
+        for _ in range(100):
+            least = e[-1] + mu
+            x = least / (e + mu)  # y, but without overflow
+            total, squares = float(count @ x), float(count @ x**2)
+            f = total**2 / squares
+            short = damping - r * least / total
+            if short <= 1e-12 * damping:
+                break
+            mu += short * f / r
+        y = x / least
+        p_star = max(2 * (r - mu * total / least) - (r - f), 0.0)
+        return Equivalent(
+            y=y,
+            variance_weights=(e - float(count @ (e * x**2)) / squares) * y * y,
+            effective_parameters=p_star,
+            # Cov(log det) for two λ is −2 log(1 − tr(HH')/r); differentiated by both it is that of tr H, at most
+            # 2(t/f + t²/f²) = 2rt/f² with t = tr H² ≤ p*. Measured: a quarter of it, as H²(1 − H)² is below H².
+            standard_error=math.sqrt(2 * r * p_star) / f,
+            reached=short > -1e-9 * damping,
+        )
