@@ -1,0 +1,302 @@
+"""Large networks and many rows: what the exact method and "auto" cost there.
+
+    python -m benchmarks.scale [--only NAME ...]
+
+Each measurement is a process of its own, so that its peak memory is its own too. Results go to `results/scale.json` and
+`scale.md` as they come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deltaband import DeltabandWarning, Exact, PredictionIntervals
+from deltaband.gradients import Network
+
+from .measure import Neighbours, Report, Result, environment, gflops, limited_to, peak_memory, resident_memory
+from .problem import perceptron
+
+HERE = Path(__file__).parent
+WEIGHT_DECAY = 1e-3
+BATCH = 128
+NEW_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A perceptron and synthetic data: a smooth function of the inputs, and noise."""
+
+    n: int
+    widths: tuple[int, ...]
+    epochs: int = 0  # trained beforehand
+
+    def build(self) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
+        """The network, X and y, and new rows."""
+        generator = torch.Generator().manual_seed(0)
+        d = self.widths[0]
+        X = torch.randn(self.n + NEW_ROWS, d, generator=generator)
+        directions = torch.randn(d, 8, generator=generator) / d**0.5
+        y = (X @ directions).sin().sum(dim=1) + 0.3 * torch.randn(len(X), generator=generator)
+        torch.manual_seed(0)
+        model = perceptron(*self.widths, 1)
+        train(model, X[: self.n], y[: self.n], self.epochs)
+        return model.eval(), X[: self.n], y[: self.n], X[self.n :]
+
+
+MILLION = Case(2_000, (100, 950, 950), epochs=5)
+TEN_MILLION = Case(2_000, (100, 3_120, 3_120))
+BOTH_LARGE = Case(50_000, (100, 950, 950), epochs=2)
+YEAR = Case(463_715, (90, 50, 50))
+SUBSET = 8_000  # the largest part of BOTH_LARGE that the exact method is fitted to
+BUDGET = 2e9
+
+
+def train(model: nn.Module, X: Tensor, y: Tensor, epochs: int) -> float:
+    """Seconds."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=WEIGHT_DECAY)
+    start = time.perf_counter()
+    for _ in range(epochs):
+        for rows in torch.randperm(len(X)).split(BATCH):
+            optimiser.zero_grad()
+            nn.functional.mse_loss(model(X[rows])[:, 0], y[rows]).backward()
+            optimiser.step()
+    return time.perf_counter() - start
+
+
+def measured(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds, and the megabytes at the peak above what was there before."""
+    warm = perceptron(3, 4, 1)  # whatever is loaded on first use is loaded now
+    PredictionIntervals(warm, damping=1.0).fit(torch.randn(50, 3), torch.randn(50)).predict(torch.randn(5, 3))
+    gc.collect()
+    before, start = resident_memory(), time.perf_counter()
+    work()
+    return time.perf_counter() - start, peak_memory() - before
+
+
+# --- what a child process does: numbers in a dictionary
+
+
+def fit_and_predict(case: Case, covariance: Any, memory: float | None = None) -> dict[str, Any]:
+    model, X, y, new = case.build() if case.epochs == 0 else replace_epochs(case).build()
+    band = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, covariance=covariance, memory=memory)
+    chosen = band.plan(X, y).chosen
+    assert chosen is not None
+    seconds, megabytes = measured(lambda: band.fit(X, y, progress=False).predict(new))
+    return {
+        "p": band.n_parameters_,
+        "seconds": seconds,
+        "MB": megabytes,
+        "predicted MB": chosen.nbytes / 1e6,
+        "engine": str(chosen),
+        "p*": band.effective_parameters_,
+    }
+
+
+def replace_epochs(case: Case) -> Case:
+    """The same without training, which would leave its own peak behind."""
+    return Case(case.n, case.widths)
+
+
+def against_training(case: Case, covariance: Any, memory: float | None, epochs: int) -> dict[str, Any]:
+    """The same network in one process: seconds of training, and of a fit and predictions."""
+    model, X, y, new = case.build()
+    training = train(model, X, y, epochs)
+    band = PredictionIntervals(model.eval(), weight_decay=WEIGHT_DECAY, covariance=covariance, memory=memory)
+    start = time.perf_counter()
+    band.fit(X, y, progress=False)
+    fitted = time.perf_counter()
+    band.predict(new)
+    end = time.perf_counter()
+    error = band.error_report()
+    return {
+        "training s": training,
+        "fit s": fitted - start,
+        "predict s": end - fitted,
+        "p*": band.effective_parameters_,
+        "estimated error": error.width,
+        "engine": repr(band._fit.engine),
+    }
+
+
+def against_exact(case: Case, memory: float) -> dict[str, Any]:
+    """The engine that "auto" takes for all rows, and the exact method, both fitted to a part of them."""
+    model, X, y, new = case.build()
+    chosen = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, memory=memory).plan(X, y).chosen
+    assert chosen is not None
+    widths, p_star = [], []
+    for engine in (chosen.engine, Exact()):
+        band = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, covariance=engine)
+        band.fit(X[:SUBSET], y[:SUBSET], progress=False)
+        widths.append(band.predict(new).width.double().numpy())
+        p_star.append(band.effective_parameters_)
+    error = np.abs(widths[0] / widths[1] - 1)
+    return {
+        "engine": repr(chosen.engine),
+        "mean": float(error.mean()),
+        "largest": float(error.max()),
+        "p*": p_star[0],
+        "exact p*": p_star[1],
+        "rows": SUBSET,
+    }
+
+
+def against_dense(kind: str) -> dict[str, Any]:
+    """The dual form from layer factors, and the formula on dense float64 rows."""
+    torch.manual_seed(0)
+    model, X = NETWORKS[kind]()
+    y = torch.randn(len(X))
+    n = len(X) - 50
+    band = PredictionIntervals(model, damping=DAMPING, covariance=Exact()).fit(X[:n], y[:n], progress=False)
+    q, h = (answer(X[n:]).double().numpy() for answer in (band.variance, band.leverage))
+    G = np.concatenate([rows.double().numpy() for rows in _rows(model, X)])
+    J, g = G[:n], G[n:]
+    K = J @ J.T
+    A = np.linalg.inv(K + DAMPING * np.eye(n))
+    k = J @ g.T
+    c = A @ k
+    truth = {"q": (c**2).sum(axis=0), "h": ((g**2).sum(axis=1) - (k * c).sum(axis=0)) / DAMPING}
+    p_star = float(n - ((DAMPING * A) ** 2).sum())
+    errors = {"q": float(np.abs(q / truth["q"] - 1).max()), "h": float(np.abs(h / truth["h"] - 1).max())}
+    errors["p*"] = abs(band.effective_parameters_ / p_star - 1)
+    return {"p": band.n_parameters_, "n": n, **errors}
+
+
+DAMPING = 1.0
+
+
+def _rows(model: nn.Module, X: Tensor) -> Iterator[Tensor]:
+    network = Network(model.double())
+    for x in X.split(64):
+        yield network.gradients(x.double() if x.is_floating_point() else x)[1].rows()
+
+
+def _mlp() -> tuple[nn.Module, Tensor]:
+    return perceptron(20, 100, 100, 1), torch.randn(450, 20)
+
+
+def _convolutional() -> tuple[nn.Module, Tensor]:
+    layers = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU())
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 5 * 5, 1)).eval(), torch.randn(350, 3, 12, 12)
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embedding(x)).mean(dim=1))[:, 0]
+
+
+def _transformer() -> tuple[nn.Module, Tensor]:
+    return Transformer().eval(), torch.randint(100, (350, 12))
+
+
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "MLP": _mlp,
+    "convolutional network": _convolutional,
+    "transformer": _transformer,
+}
+
+
+# --- the claims
+
+
+def dense() -> Iterator[tuple[str, Result]]:
+    for kind in NETWORKS:
+        found = child(f"against_dense({kind!r})")
+        worst = max(found["q"], found["h"], found["p*"])
+        claim = f"exact dual form from layer factors against dense float64 rows: largest relative error, {kind}"
+        yield f"dense_{kind.split()[0]}", Result(claim, worst, at_most=1e-5, unit="", details=found)
+
+
+def million() -> Iterator[tuple[str, Result]]:
+    timed = child("against_training(MILLION, Exact(), None, 30)")
+    seconds = timed["fit s"] + timed["predict s"]
+    claim = f"p = 1,000,351, n = 2,000: exact fit and {NEW_ROWS:,} predictions / 30 epochs of training"
+    yield "million_time", Result(claim, seconds / timed["training s"], at_most=1, details=timed)
+    found = child("fit_and_predict(MILLION, Exact())")
+    claim = "the same: memory above the model and the data"
+    yield "million_memory", Result(claim, found["MB"], at_most=1500, unit=" MB", details=found)
+
+
+def ten_million() -> Iterator[tuple[str, Result]]:
+    found = child("fit_and_predict(TEN_MILLION, Exact())")
+    claim = f"p = {found['p']:,}, n = 2,000, exact: memory above the model and the data"
+    yield "ten_million_memory", Result(claim, found["MB"], at_most=4000, unit=" MB", details=found)
+
+
+def both_large() -> Iterator[tuple[str, Result]]:
+    found = child("fit_and_predict(BOTH_LARGE, 'auto', BUDGET)")
+    claim = f'p = 1,000,351, n = 50,000, "auto" with memory={BUDGET:.0e}: memory above the model and the data'
+    yield "both_large_memory", Result(claim, found["MB"], at_most=BUDGET / 1e6, unit=" MB", details=found)
+    found = child("against_exact(BOTH_LARGE, BUDGET)")
+    claim = f"its engine against exact, both fitted to {SUBSET:,} of the rows: mean error of the widths"
+    yield "both_large_error", Result(claim, 100 * found["mean"], at_most=5, unit=" %", details=found)
+    timed = child("against_training(BOTH_LARGE, 'auto', BUDGET, 1)")
+    claim = "its fit / one epoch of training"
+    yield "both_large_time", Result(claim, timed["fit s"] / timed["training s"], details=timed)
+
+
+def year() -> Iterator[tuple[str, Result]]:
+    found = child("fit_and_predict(YEAR, Exact())")
+    claim = f"n = {YEAR.n:,}, p = {found['p']:,}, exact primal form: fit and {NEW_ROWS:,} predictions"
+    yield "year_time", Result(claim, found["seconds"], at_most=900, unit=" s", details=found)
+    yield "year_memory", Result(f"{claim}: memory", found["MB"], at_most=2500, unit=" MB")
+
+
+def child(code: str) -> dict[str, Any]:
+    """What a process of its own finds."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"from benchmarks.scale import *; print(json.dumps({code}))"],
+        cwd=HERE.parent,
+        env=environment(torch.get_num_threads()),
+        capture_output=True,
+        text=True,
+    )
+    if run.returncode:
+        raise RuntimeError(run.stderr)
+    return json.loads(run.stdout)
+
+
+CLAIMS = {f.__name__: f for f in (dense, million, ten_million, both_large, year)}
+
+
+def main() -> None:
+    cores = os.cpu_count() or 1
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=CLAIMS, default=list(CLAIMS), metavar="NAME")
+    parser.add_argument("--threads", type=int, default=cores)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", DeltabandWarning)
+    report = Report(args.out, "scale", "Large networks and many rows", keep=True)  # `--only` renews some rows
+    with limited_to(args.threads):
+        report.gflops[str(args.threads)] = {t: gflops(getattr(torch, t)) for t in ("float32", "float64")}
+        for name in args.only:
+            neighbours = Neighbours()
+            for part, result in CLAIMS[name]():
+                result.details["other processes' cores"] = neighbours.cores()
+                report.add(part, args.threads, result)
+
+
+if __name__ == "__main__":
+    main()
