@@ -19,7 +19,7 @@ from deltaband import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from deltaband.covariance import Problem, choose, plan, problem
+from deltaband.covariance import Problem, choose, exact, memory, plan
 from deltaband.data import read
 
 WIDE = Problem(2_000, 1_000_000, 4, 8_000, 400)
@@ -124,7 +124,7 @@ def test_an_engine_of_the_users_is_taken_or_refused_but_not_replaced():
 
 
 def test_half_of_what_is_free_is_for_us_to_choose_and_all_of_it_for_the_user(monkeypatch):
-    monkeypatch.setattr(problem, "free_memory", lambda: 100e6)
+    monkeypatch.setattr(choose, "free_memory", lambda: 100e6)
     assert plan(LONG).memory == 50e6
     assert plan(LONG, Exact()).memory == 100e6
     assert isinstance(plan(LONG).chosen.engine, Nystrom)
@@ -134,11 +134,11 @@ def test_half_of_what_is_free_is_for_us_to_choose_and_all_of_it_for_the_user(mon
 def test_a_containers_limit_counts(tmp_path):
     for name, text in (("max", "1000\n"), ("current", "700\n"), ("stat", "anon 5\ninactive_file 200\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert problem._left_in_container(tmp_path) == 500
+    assert memory._left_in_container(tmp_path) == 500
     (tmp_path / "memory.max").write_text("max\n")
-    assert problem._left_in_container(tmp_path) == float("inf")
-    assert problem._left_in_container(tmp_path / "missing") == float("inf")
-    assert 0 < problem.free_memory() < 1e15
+    assert memory._left_in_container(tmp_path) == float("inf")
+    assert memory._left_in_container(tmp_path / "missing") == float("inf")
+    assert 0 < memory.free_memory() < 1e15
 
 
 def test_the_table_marks_the_choice_and_what_is_too_large():
@@ -225,6 +225,18 @@ def test_a_fit_that_does_not_fit_is_refused_with_the_table_and_changes_nothing()
     band = PredictionIntervals(model, damping=1.0, covariance=RobustFrequentDirections(100), memory=1e5)
     with pytest.raises(MemoryError, match=r"RobustFrequentDirections\(rank=100\)"):
         band.fit(X, y)
+
+
+@pytest.mark.parametrize("n", [30, 200])  # dual, primal
+def test_eigenvectors_that_do_not_fit_are_refused_and_calibration_can_do_without(monkeypatch, n):
+    X, y = regression(n)
+    band = PredictionIntervals(mlp(hidden=20), damping=1.0).fit(X, y)
+    monkeypatch.setattr(exact, "free_memory", lambda: 1e3)
+    with pytest.raises(MemoryError, match="tune=False"):
+        band.calibrate(*regression(20, seed=1))
+    with pytest.raises(MemoryError, match="eigenvectors"):
+        band.spectrum()
+    band.calibrate(*regression(20, seed=1), tune=False)
 
 
 @pytest.mark.parametrize("memory", [0, -1.0, float("nan"), float("inf"), "1GB", True])

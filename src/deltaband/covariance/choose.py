@@ -9,10 +9,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from . import problem as machine
 from .directions import ImportantDirections, RobustFrequentDirections
 from .engine import Engine
 from .exact import Exact
+from .memory import free_memory
 from .nystrom import Nystrom
 from .problem import Problem
 from .projection import RandomProjection
@@ -80,7 +80,7 @@ def plan(problem: Problem, engine: Engine | None = None, memory: float | None = 
 
     By default that is half of what is free, or all of it where the engine is not ours to choose.
     """
-    budget = memory if memory is not None else machine.free_memory() * (0.5 if engine is None else 1.0)
+    budget = memory if memory is not None else free_memory() * (0.5 if engine is None else 1.0)
     exact = list(_exact(problem, budget))
     nystrom = list(_largest(Nystrom, problem, budget)) if problem.twice else []
     projection = list(_largest(RandomProjection, problem, budget))

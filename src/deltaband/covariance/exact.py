@@ -13,7 +13,8 @@ from torch import Tensor
 from ..batch import CHUNK_BYTES, GradientBatch
 from ..warning import DeltabandWarning
 from .engine import Covariance
-from .problem import Problem, square_bytes
+from .memory import free_memory, square_bytes
+from .problem import Problem
 from .spectral import SpectralCovariance, Spectrum
 
 if TYPE_CHECKING:  # SciPy is loaded when there is work for it, not by `import deltaband`
@@ -151,6 +152,7 @@ class PrimalCovariance:
         return self.diagonalised().spectrum()
 
     def diagonalised(self) -> SpectralCovariance:
+        _check_room(self._A.size)
         return DiagonalPrimal(self._A.gram(), self.damping)
 
     def describe(self) -> str:
@@ -180,6 +182,7 @@ class DualCovariance:
         return self.diagonalised().spectrum()
 
     def diagonalised(self) -> SpectralCovariance:
+        _check_room(self._A.size)
         return DiagonalDual(self._A.gram(), self._J, self.damping)
 
     def describe(self) -> str:
@@ -218,6 +221,16 @@ class DiagonalDual(SpectralCovariance):
 
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:
         return (g.inner(self._J) @ self._U) ** 2
+
+
+def _check_room(m: int) -> None:
+    """A factor and its matrix share their memory; eigenvectors need memory of their own."""
+    needed, free = square_bytes(m, damped=False), free_memory()
+    if needed > free:
+        raise MemoryError(
+            f"eigenvectors of a {m:,} × {m:,} matrix take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
+            "calibrate with tune=False, which needs none, or fit with a smaller engine"
+        )
 
 
 def _rank(e: np.ndarray) -> int:
