@@ -35,6 +35,9 @@ check: lint type test
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.core
+	$(BIN)/python -m benchmarks.laplace
+	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.scaling
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo-output
+	rm -rf .venv .venv-laplace .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo-output

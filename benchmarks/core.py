@@ -29,7 +29,7 @@ from deltaband import (
 from deltaband.batch import GradientBatch
 from deltaband.covariance import Engine
 
-from .measure import Neighbours, Report, Result, gflops, limited_to, race
+from .measure import Neighbours, Report, Result, environment, gflops, limited_to, peak_memory, race
 from .workload import QUICK, WEIGHT_DECAY, Size, ThinSketch, Workload, network
 
 HERE = Path(__file__).parent
@@ -150,9 +150,8 @@ def memory(work: Workload) -> dict[str, Result]:
 
 def peak_of_child(size: Size, engine: str, n: int) -> float:
     """Peak resident megabytes of a process of its own."""
-    threads = str(torch.get_num_threads())
     code = f"from benchmarks.core import *; print(peak({size!r}, {engine}, {n}))"
-    env = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
+    env = environment(torch.get_num_threads())
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], cwd=HERE.parent, env=env, capture_output=True, text=True
     )
@@ -173,9 +172,7 @@ def peak(size: Size, engine: Engine | None, n: int) -> float:
 
     if engine is not None:
         PredictionIntervals(model, weight_decay=WEIGHT_DECAY, covariance=engine).fit(stream(), n_rows=n, progress=False)
-    # Linux' ru_maxrss would count what the parent held before it started this process.
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+    return peak_memory()
 
 
 def fits(work: Workload) -> dict[str, Result]:
@@ -204,7 +201,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for core.json and core.md (default: benchmarks/results)")
     args = parser.parse_args()
     warnings.simplefilter("ignore", DeltabandWarning)
-    report = Report(args.out or (None if args.quick else HERE / "results"))
+    folder = args.out or (None if args.quick else HERE / "results")
+    report = Report(folder, "core", "Benchmarks of the core", keep=True)  # `--only` renews some rows, not the others
     for engine in (Exact(), ImportantDirections(10)):  # whatever is loaded on first use is loaded now
         Workload(QUICK).fit(engine).predict(torch.zeros(1, QUICK.features))
     work = Workload(QUICK if args.quick else Size())

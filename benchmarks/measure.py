@@ -26,6 +26,7 @@ class Result:
     at_most: float | None = None
     at_least: float | None = None
     unit: str = "×"
+    stopped: bool = False  # what took too long was stopped: `measured` is a lower bound
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -42,21 +43,27 @@ class Result:
         )
 
     @property
+    def figure(self) -> str:
+        return f"{'> ' if self.stopped else ''}{self.measured:.3g}{self.unit}"
+
+    @property
     def cell(self) -> str:
-        cell = f"{self.measured:.3g}{self.unit}"
-        return cell if self.passed else f"**{cell}**"
+        return self.figure if self.passed else f"**{self.figure}**"
 
 
 class Report:
-    """Results by name and number of threads, in `core.json` and `core.md` of a folder, or nowhere."""
+    """Results by name and number of threads, in `<name>.json` and `<name>.md` of a folder, or nowhere.
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    With `keep` the rows of an earlier run stay unless they are measured anew.
+    """
+
+    def __init__(self, folder: Path | None, name: str, title: str, *, keep: bool) -> None:
+        self.folder, self.name, self.title = folder, name, title
         self.machine: dict[str, Any] = machine()
         self.gflops: dict[str, dict[str, float]] = {}
         self.results: dict[str, dict[str, Result]] = {}
-        if folder is not None and (folder / "core.json").exists():  # `--only` renews some rows and keeps the others
-            old = json.loads((folder / "core.json").read_text())
+        if keep and folder is not None and (folder / f"{name}.json").exists():
+            old = json.loads((folder / f"{name}.json").read_text())
             self.gflops = old["gflops"]
             self.results = {
                 name: {t: Result(**{k: v for k, v in row.items() if k != "passed"}) for t, row in by_threads.items()}
@@ -65,7 +72,7 @@ class Report:
 
     def add(self, name: str, threads: int, result: Result) -> None:
         verdict = "" if result.target == "–" else f" (target {result.target}: {'pass' if result.passed else 'FAIL'})"
-        print(f"[{threads} thread{'s'[: threads > 1]}] {name}: {result.measured:.3g}{result.unit}{verdict}", flush=True)
+        print(f"[{threads} thread{'s'[: threads > 1]}] {name}: {result.figure}{verdict}", flush=True)
         print(f"    {json.dumps(result.details, ensure_ascii=False)}", flush=True)
         self.results.setdefault(name, {})[str(threads)] = result
         self.write()
@@ -79,8 +86,8 @@ class Report:
             for name, by_threads in self.results.items()
         }
         content = {"machine": self.machine, "gflops": self.gflops, "results": results}
-        (self.folder / "core.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        (self.folder / "core.md").write_text(self.markdown())
+        (self.folder / f"{self.name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        (self.folder / f"{self.name}.md").write_text(self.markdown())
 
     def markdown(self) -> str:
         threads = sorted({t for by_threads in self.results.values() for t in by_threads}, key=int)
@@ -104,7 +111,7 @@ class Report:
             for t, r in by_threads.items():
                 details.append(_line([f"`{name}`", t, ", ".join(f"{k} {_short(v)}" for k, v in r.details.items())]))
         parts = [[f"Machine: {facts}. {gemm}."], claims, informational, details]
-        return "# Benchmarks of the core\n\n" + "\n\n".join("\n".join(part) for part in parts) + "\n"
+        return f"# {self.title}\n\n" + "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
 def race(*runners: Callable[[], object], repeats: int = 3) -> list[float]:
@@ -133,6 +140,26 @@ def limited_to(threads: int) -> Iterator[None]:
     with threadpool_limits(threads):
         yield
     torch.set_num_threads(before)
+
+
+def environment(threads: int) -> dict[str, str]:
+    """For a process of its own with so many threads."""
+    return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+
+
+def resident_memory() -> float:
+    """Megabytes of this process."""
+    return _status("VmRSS")
+
+
+def peak_memory() -> float:
+    """The most megabytes of this process so far. Linux' ru_maxrss would count what its parent held at its start."""
+    return _status("VmHWM")
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 class Neighbours:

@@ -15,6 +15,8 @@ from deltaband.covariance import Engine, importance
 from deltaband.covariance.directions import ZERO
 from deltaband.gradients import Network
 
+from .problem import perceptron
+
 WEIGHT_DECAY = 1e-2
 
 
@@ -110,6 +112,5 @@ class ThinSketch:
         self.buffer[self.filled :] = 0
 
 
-def network(size: Size) -> nn.Module:
-    d, h = size.features, size.hidden
-    return nn.Sequential(nn.Linear(d, h), nn.LeakyReLU(), nn.Linear(h, h), nn.LeakyReLU(), nn.Linear(h, 1))
+def network(size: Size) -> nn.Sequential:
+    return perceptron(size.features, size.hidden, size.hidden, 1)
