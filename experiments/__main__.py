@@ -9,6 +9,7 @@ COMMANDS = {
     "reproduce": "Table 1 and Table 2 of the paper: every method on every split",
     "figure": "Figure 1 of the paper: spectra for red wine, rank 200",
     "score": "which directions a sketch should keep, at ranks 50 to 1000",
+    "energy": "the paper's energy data: what a target coded as classes does to the widths",
     "calibration": "calibrated intervals against the formula and MAPIE",
     "report": "Markdown and pictures from the results of all of them",
 }

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from deltaband import Exact, PredictionIntervals
-from experiments import data, figure, paper_report, protocol, reproduce, score
+from experiments import data, energy, figure, paper_report, protocol, reproduce, score
 from experiments.protocol import Protocol, divide, standardised
 
 ROOT = Path(__file__).parent.parent
@@ -282,6 +282,24 @@ def test_the_figure_shows_what_the_sketch_keeps(folder, monkeypatch):
 
 
 # --- the tables
+
+
+def test_the_energy_target_is_coded_in_three_orders(folder, monkeypatch):
+    y = np.array([10.2, 9.8, 2.4, 10.4, 31.0])
+    assert energy.codes(y, "numbers").tolist() == [1, 1, 0, 1, 2]  # 2, 10, 31
+    assert energy.codes(y, "words").tolist() == [0, 0, 1, 0, 2]  # "10", "2", "31"
+    assert energy.codes(y, "appearance").tolist() == [0, 0, 1, 0, 2]
+    assert energy.codes(y[::-1], "appearance").tolist() == [0, 1, 2, 1, 1]
+    for (module, name), value in small(folder, names=("energy",)).items():
+        monkeypatch.setattr(module, name, value)
+    out = folder / "energy.csv"
+    arguments = ["--data", str(folder), "--splits", "2", "--out", str(out), "--networks", str(folder / "networks")]
+    energy.main(arguments)
+    first = out.read_bytes()
+    assert pd.read_csv(out).groupby("order").size().to_dict() == {"numbers": 2, "words": 2, "appearance": 2}
+    assert "| the paper | 20 | 0.959 |" in out.with_suffix(".md").read_text()
+    energy.main(arguments)  # nothing is left to do
+    assert out.read_bytes() == first
 
 
 def test_tables_put_the_paper_s_values_beside_ours_and_the_best_in_bold(tmp_path):
