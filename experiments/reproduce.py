@@ -70,9 +70,16 @@ def compressed(protocol: Protocol, i: int) -> Answer:
     return formula(protocol, i, ImportantDirections(RANKS.get(protocol.name, 500), compress=True))
 
 
-def formula(protocol: Protocol, i: int, engine: Engine) -> Answer:
-    """The delta method with λ = n·wd/2."""
+def exact_on_a_part(protocol: Protocol, i: int) -> Answer:
+    """As the authors' code does: the network has seen the whole training part, J, s and λ are those of 80 % of it."""
+    _, part = standardised(protocol.X, protocol.y, protocol.training[i], protocol.rest[i])
+    return formula(protocol, i, Exact(), part)
+
+
+def formula(protocol: Protocol, i: int, engine: Engine, rows: Samples | None = None) -> Answer:
+    """The delta method with λ = n·wd/2, on the training part or on other rows."""
     train, test = protocol.training_and_test(i)
+    train = rows or train
     trained = protocol.members(1)[i]
     start = time.perf_counter()
     band = PredictionIntervals(trained.networks[0], weight_decay=protocol.recipe.weight_decay, covariance=engine)
@@ -152,6 +159,7 @@ def outputs(network: nn.Module, x: np.ndarray) -> np.ndarray:
 
 METHODS: dict[str, Callable[[Protocol, int], Answer]] = {
     "exact": exact,
+    "exact on 80 %": exact_on_a_part,
     "directions": directions,
     "compressed": compressed,
     "calibrated": calibrated,
