@@ -28,7 +28,9 @@ def small(folder, names=("first", "second"), n=120):
         X = rng.standard_normal((n, 2)).round(3)
         y = (X.sum(axis=1) + 0.3 * rng.standard_normal(n)).round(3)
         table = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "target": y})
-        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(table.to_csv(index=False).encode()))
+        partial = folder / f"{name}.{os.getpid()}"  # others may be reading the file
+        partial.write_bytes(gzip.compress(table.to_csv(index=False).encode()))
+        partial.replace(folder / f"{name}.csv.gz")
         entries[name] = data.DataSet(name, n, 2, None, data.checksum(X, y), "nowhere")
     return {
         (data, "CATALOGUE"): entries,

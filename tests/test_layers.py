@@ -120,7 +120,7 @@ CASES = {
     "sequence first": lambda: (SequenceFirst(), torch.randn(5, 3, 6), ()),
     "flattened": lambda: (Flattened(), torch.randn(5, 3, 6), ()),
     "repeated": lambda: (Repeated(), torch.randn(5, 40), ()),
-    "branching": lambda: (Branching(), torch.randn(5, 7), ()),
+    "branching": lambda: (Branching(), torch.randn(5, 7), ("unused.weight", "unused.bias")),
     "embedding": lambda: (Pooled(nn.Embedding(50, 16), 16), torch.randint(0, 50, (5, 4)), ()),
     "padding": lambda: (Pooled(nn.Embedding(50, 16, padding_idx=0), 16), torch.randint(0, 3, (5, 4)), ()),
     "sparse": lambda: (Pooled(nn.Embedding(50, 16, sparse=True), 16), torch.randint(0, 50, (5, 4)), ()),
@@ -337,3 +337,111 @@ def test_a_batch_of_blocks_is_taken_from_across_them():
     a, b = torch.arange(6.0).reshape(3, 2), torch.arange(6.0, 10.0).reshape(2, 2)
     batch = GradientBatch.of(a, b)
     np.testing.assert_array_equal(batch.take(np.array([1, 3, 4])).rows(), torch.cat([a, b])[[1, 3, 4]])
+
+
+# --- rows that tell nothing about which layers do without rows
+
+
+class TimeMajor(nn.Module):
+    """Its layers see (time, rows, features)."""
+
+    def __init__(self, dead=False):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+        self.dead = dead
+
+    def forward(self, x):
+        y = self.last(torch.tanh(self.second(torch.tanh(self.first(x.transpose(0, 1))))).mean(dim=0))
+        return y * (x[:, :1, 0] > -5) if self.dead else y
+
+
+class ByFunctionNow(nn.Module):
+    """A layer whose weights are used without a call of it, and by some rows only."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.Linear(4, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        h = nn.functional.linear(x[:, 0], self.layer.weight, self.layer.bias).tanh()
+        return self.last(h) * (x[:, :1, 0] > -5)
+
+
+@pytest.mark.parametrize(
+    "case", ["one row at a time", "one row first", "equal rows", "dead rows", "by function", "all dead"]
+)
+def test_rows_that_tell_nothing_do_not_mislead(case):
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from deltaband import Exact, PredictionIntervals
+
+    torch.manual_seed(0)
+    model = (ByFunctionNow() if case == "by function" else TimeMajor(dead="dead" in case)).double()
+    X, y = torch.randn(40, 6, 4, dtype=torch.float64), torch.randn(40, dtype=torch.float64)
+    data = [(X, y)]
+    if case == "one row at a time":
+        data = DataLoader(TensorDataset(X, y), batch_size=1)
+    elif case == "one row first":
+        data = [(X[:1], y[:1]), (X[1:], y[1:])]
+    elif case == "equal rows":
+        X[:20] = 0.0
+        data = [(X[:20], y[:20]), (X[20:], y[20:])]
+    elif case in ("dead rows", "by function"):
+        X[:2, 0, 0] = -9.0
+    else:
+        X[:20, 0, 0] = -9.0
+        data = [(X[:20], y[:20]), (X[20:], y[20:])]
+    band = PredictionIntervals(model, damping=0.5, covariance=Exact()).fit(data)
+    new = torch.randn(7, 6, 4, dtype=torch.float64)
+    J, g = (torch.cat(list(one_by_one(model, x).values()), dim=1) for x in (X, new))
+    A = torch.linalg.inv(J.T @ J + 0.5 * torch.eye(J.shape[1], dtype=torch.float64))
+    torch.testing.assert_close(band.leverage(new), ((g @ A) * g).sum(dim=1), rtol=1e-8, atol=1e-10)
+
+
+def test_a_single_row_of_indices_gets_rows():
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 1))
+    assert Network(model).examine(torch.tensor([[1, 2, 3]])).batch_dims == {}
+    assert len(Network(model).examine(torch.tensor([[1, 2, 3], [4, 5, 1]])).batch_dims) == 2
+
+
+def test_what_is_kept_of_a_slice_is_the_slice():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Sequential(nn.Linear(16, 200), nn.Tanh(), nn.Linear(200, 1))
+
+        def forward(self, x):
+            return self.f(x[:, -1])
+
+    _, _, batch, _ = layered(Last(), torch.randn(50, 100, 16))
+    for part in batch.blocks[0].parts():
+        for tensor in (part.x, part.delta) if isinstance(part, Outer) else (part.values,):
+            assert tensor.untyped_storage().nbytes() <= 2 * tensor.nbytes
+
+
+def test_a_large_layer_is_compared_one_row_and_some_columns_at_a_time(monkeypatch):
+    model = nn.Sequential(nn.Linear(20, 700), nn.Tanh(), nn.Linear(700, 700), nn.Tanh(), nn.Linear(700, 1))
+    held = []
+    columns = Outer.columns
+
+    def watched(self, start, stop):
+        held.append((stop - start) * len(self))
+        return columns(self, start, stop)
+
+    monkeypatch.setattr(Outer, "columns", watched)
+    monkeypatch.setattr("deltaband.capture.COMPARED", 10_000)
+    Network(model).examine(torch.randn(30, 20))
+    assert len(held) > 8 * 700 * 700 // 10_000
+    assert max(held) <= 10_000
+
+
+# --- rows at once
+
+
+def test_frozen_layers_and_inputs_count_where_rows_are_put_together():
+    front = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(front.requires_grad_(False), nn.Linear(16, 1))
+    row_bytes = 4 * (3 * 32 * 32 + 2 * 2 * 16 * 32 * 32)
+    assert Network(model).check(torch.randn(32, 3, 32, 32)) <= max(64, 8 * 2**20 // row_bytes)
+    pooled = nn.Sequential(nn.AdaptiveAvgPool1d(8), nn.Flatten(), nn.Linear(8, 1))
+    assert Network(pooled).check(torch.randn(8, 1, 50_000)) == 64

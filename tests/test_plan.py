@@ -46,6 +46,9 @@ def chosen(problem, engine=None, memory=1e9):
         (Nystrom(100, tail="none"), BOTH, 32 * 100**2 + 100 * 8_000),
         (Nystrom(100), BOTH, 32 * 100**2 + 300 * 8_000),
         (Nystrom(100_000, tail="none"), WIDE, 32 * 2_000**2 + 2_000 * 8_000),
+        (Nystrom(100, choose="leverage", tail="none"), BOTH, 32 * 200**2 + 300 * 8_000),
+        (RandomProjection(500), BOTH, 3 * 8 * 500**2),
+        (RandomProjection(500), replace(BOTH, n_rows=100), 3 * 8 * 100**2 + 100 * 8 * 500),
         (FrequentDirections(50), LONG, 4 * 50 * 3_000 * 4 + 128 * 50**2),
         (FrequentDirections(5_000), LONG, 4 * 3_001 * 3_000 * 4 + 128 * 3_001**2),
     ],
@@ -180,6 +183,19 @@ def test_a_plan_reads_the_first_batch_alone_and_leaves_the_band_as_it_was():
         band.summary()
 
 
+def test_a_plan_leaves_the_random_numbers_alone():
+    loader = DataLoader(TensorDataset(*regression(60)), batch_size=10, shuffle=True)
+    state = torch.get_rng_state()
+    PredictionIntervals(mlp(), damping=1.0).plan(loader)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_refused_generator_says_that_it_has_begun():
+    band = PredictionIntervals(mlp(hidden=40), damping=1.0, covariance=Exact(), memory=1e4)
+    with pytest.raises(MemoryError, match="made anew"):
+        band.fit(iter([regression(100)]), n_rows=100)
+
+
 def test_a_plan_would_use_up_a_generator():
     X, y = regression(20)
     batches = iter([(X, y)])
@@ -300,6 +316,22 @@ def test_rows_computed_again_have_the_weights_of_the_fit(again):
     band, kept = again(model, X, y, damping=0.7).fit(X, y), PredictionIntervals(model, damping=0.7).fit(X, y)
     with torch.no_grad():
         model[0].weight += 0.1
+    np.testing.assert_allclose(band.variance(X), kept.variance(X), rtol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:the network has p")
+def test_rows_computed_again_have_arrays_of_their_own(again):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.scale = convolutional(), np.array([1.5])
+
+        def forward(self, x):
+            return self.inner(x * float(self.scale[0]))
+
+    model, (X, y) = Scaled(), images()
+    band, kept = again(model, X, y, damping=0.7).fit(X, y), PredictionIntervals(model, damping=0.7).fit(X, y)
+    model.scale[0] = 0.1
     np.testing.assert_allclose(band.variance(X), kept.variance(X), rtol=1e-10)
 
 

@@ -138,6 +138,16 @@ class GradientBatch:
                 chosen.append(Held(tuple(part.take(within) for part in block.parts())))
         return GradientBatch(tuple(chosen))
 
+    def between(self, start: int, stop: int) -> GradientBatch:
+        """The rows from one number to another; none is copied."""
+        chosen, first = [], 0
+        for block in self.blocks:
+            within = slice(max(start - first, 0), max(stop - first, 0))
+            if within.start < min(within.stop, len(block)):
+                chosen.append(Held(tuple(part.take(within) for part in block.parts())))
+            first += len(block)
+        return GradientBatch(tuple(chosen))
+
     def split(self, size: int) -> Iterator[GradientBatch]:
         """The same rows, at most `size` at a time; no row is copied."""
         for block in self.blocks:

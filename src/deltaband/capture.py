@@ -1,7 +1,7 @@
 """Which layers of a network can be had as outer products, and the parts of a batch's gradients.
 
 Hooks on one forward pass see each layer's input, one backward pass gives the gradient of each layer's output. Whether
-that tells all about a parameter is not assumed but tried: on two rows the parts must equal plain gradients. Parameters
+that tells all about a parameter is not assumed but tried: on some rows the parts must equal plain gradients. Parameters
 that fail, or belong to no known layer, get rows of their own.
 """
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from .layers import KINDS, Part, Rows, cheapest, joined
+from .layers import KINDS, Part, Rows, cheapest, compact, joined, multiplications
 
+COMPARED = 2**20  # columns at a time
 DEPENDS_ON_NOTHING = "the network's output does not depend on any trainable parameter: all gradients are zero"
 
 
@@ -28,6 +29,7 @@ class Layers:
     parameters: tuple[tuple[str, ...], ...]  # the names of the parameters of each of them, in the same order
     rest: tuple[str, ...]  # parameters that need rows of their own
     factor_bytes: int  # what the parts of one row take, those of the rest included
+    inner_flops: int  # of an inner product of two rows
     working_bytes: int  # what has to be there besides while they are made
 
 
@@ -41,38 +43,87 @@ class Call:
 
 
 def examine(twin: nn.Module, x: Tensor) -> Layers:
-    """Try every layer of a known kind on the rows of `x`; two are enough."""
-    b = len(x)
+    """Try every layer of a known kind on the rows of `x`.
+
+    Rows whose gradients are zero or equal tell nothing, so at least two others are asked for; what cannot be told that
+    way gets rows of its own, and so does a layer that is not called: its weights may be used all the same.
+    """
     trainable = {name: w for name, w in twin.named_parameters() if w.requires_grad}
     candidates = _candidates(twin)
     y, calls = _forward(twin, x, candidates)
     if not y.requires_grad:
         raise ValueError(DEPENDS_ON_NOTHING)
-    rows = [torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, allow_unused=True) for i in range(b)]
-    truth = {name: torch.stack([_dense(row[k], w) for row in rows]) for k, (name, w) in enumerate(trainable.items())}
-    deltas = _deltas(y, calls)
-    found: dict[str, int] = {}
-    kept = largest = 0
+    deltas = _deltas(y, calls, retain_graph=True)
+    guesses: dict[str, dict[int, Part]] = {}
     for name, layer in candidates.items():
-        expected = torch.cat([truth[parameter] for parameter in _names(name, layer)], dim=1)
-        if not torch.isfinite(expected).all():
-            continue  # whoever asks for these rows is told
-        for dim in (0, 1):
+        for dim in (0, 1) if calls[name] else ():
             try:
-                whole = _part(layer, calls[name], deltas[name], b, dim)
-                got = whole.rows()
+                guesses.setdefault(name, {})[dim] = _part(layer, calls[name], deltas[name], len(x), dim)
             except (RuntimeError, IndexError, ValueError):  # the rows are not there
                 continue
-            tolerance = 1e-4 * float(expected.abs().max())
-            if got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-3, atol=tolerance):
-                found[name] = dim
-                kept += cheapest(whole).nbytes // b
-                largest = max(largest, whole.nbytes // b)
-                break
+    told: dict[str, list[float]] = {name: [] for name in guesses}
+    for i in range(len(x)):  # a row at a time: whole gradients of a large network are not small
+        gradients = torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, allow_unused=True)
+        by_name = dict(zip(trainable, gradients, strict=True))
+        for name, by_dim in guesses.items():
+            expected = [_dense(by_name[each], trainable[each]) for each in _names(name, candidates[name])]
+            scale = max(float(values.abs().max()) for values in expected)
+            for dim in list(by_dim):
+                if not _equal(by_dim[dim].take(slice(i, i + 1)), expected, scale):
+                    del by_dim[dim]
+            if scale > 0:
+                told[name].append(_signature(expected))
+    found = {name: min(by_dim) for name, by_dim in guesses.items() if by_dim and _differ(told[name])}
+    kept = [guesses[name][dim].take(slice(0, 1)) for name, dim in found.items()]
     parameters = tuple(_names(name, candidates[name]) for name in found)
     covered = {name for names in parameters for name in names}
-    rest = tuple(name for name in trainable if name not in covered)
-    return Layers(found, parameters, rest, kept + sum(trainable[name].nbytes for name in rest), 2 * largest)
+    rest = {name: w for name, w in trainable.items() if name not in covered}
+    return Layers(
+        found,
+        parameters,
+        tuple(rest),
+        factor_bytes=sum(_kept_bytes(part) for part in kept) + sum(w.nbytes for w in rest.values()),
+        inner_flops=2 * (sum(map(_least, kept)) + sum(w.numel() for w in rest.values())),
+        working_bytes=2 * max((part.nbytes for part in kept), default=0),
+    )
+
+
+def _signature(gradient: list[Tensor]) -> float:
+    """A number that unequal gradients hardly share."""
+    pieces = [piece for values in gradient for piece in torch.split(values, COMPARED)]
+    weights = [torch.arange(1, len(piece) + 1, device=piece.device).remainder(97) for piece in pieces]
+    return sum(float((piece.abs() * weight).sum()) for piece, weight in zip(pieces, weights, strict=True))
+
+
+def _differ(values: list[float]) -> bool:
+    return len(values) > 1 and max(values) - min(values) > 1e-4 * max(values)
+
+
+def _equal(part: Part, expected: list[Tensor], scale: float) -> bool:
+    """Whether a part of one row is this gradient, some columns at a time."""
+    if part.n_parameters != sum(values.numel() for values in expected) or not scale < float("inf"):
+        return False
+    start = 0
+    for values in expected:
+        for piece in torch.split(values, COMPARED):
+            got = part.columns(start, start + len(piece))[0]
+            if not torch.allclose(got, piece, rtol=1e-3, atol=1e-4 * scale):
+                return False
+            start += len(piece)
+    return True
+
+
+def _least(part: Part) -> int:
+    return min(multiplications(part), part.n_parameters)
+
+
+def _kept_bytes(part: Part) -> int:
+    """Of what `cheapest` makes of it."""
+    return part.nbytes if multiplications(part) < part.n_parameters else part.n_parameters * _itemsize(part)
+
+
+def _itemsize(part: Part) -> int:
+    return (part.values if isinstance(part, Rows) else part.delta).itemsize
 
 
 def parts(twin: nn.Module, layers: Layers, x: Tensor) -> tuple[Tensor, list[Part]]:
@@ -81,7 +132,7 @@ def parts(twin: nn.Module, layers: Layers, x: Tensor) -> tuple[Tensor, list[Part
     y, calls = _forward(twin, x, modules)
     deltas = _deltas(y, calls)
     return y.detach(), [
-        cheapest(_part(layer, calls[name], deltas[name], len(x), layers.batch_dims[name]))
+        compact(cheapest(_part(layer, calls[name], deltas[name], len(x), layers.batch_dims[name])))
         for name, layer in modules.items()
     ]
 
@@ -131,13 +182,13 @@ def _forward(twin: nn.Module, x: Tensor, layers: dict[str, nn.Module]) -> tuple[
     return y, calls
 
 
-def _deltas(y: Tensor, calls: dict[str, list[Call]]) -> dict[str, list[Tensor]]:
+def _deltas(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = False) -> dict[str, list[Tensor]]:
     """The gradient of each row's output with respect to the output of each layer, call by call."""
     edges = [call.output for made in calls.values() for call in made]
     if not edges:
         return {name: [] for name in calls}
     # rows do not depend on each other, so the sum's gradient is that of each
-    gradients = iter(torch.autograd.grad(y.sum(), edges, allow_unused=True))
+    gradients = iter(torch.autograd.grad(y.sum(), edges, allow_unused=True, retain_graph=retain_graph))
     return {
         name: [y.new_zeros(call.shape) if (g := next(gradients)) is None else g for call in made]
         for name, made in calls.items()

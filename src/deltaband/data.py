@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 EMPTY = "the training data are empty (a generator can be read only once): give at least one row"
+LOOKED = 8  # rows that are looked at before a pass
 BATCH_ROWS = 1024  # for data that come without batches of their own
 
 
@@ -29,7 +30,7 @@ class Batches:
         return not isinstance(self.source, Iterator)
 
     def peek(self) -> tuple[Tensor, Batches]:
-        """The first inputs, and the batches as if none had been read."""
+        """Some of the first inputs, and the batches as if none had been read."""
         taken: list[Any] = []
         rest = iter(self.source)
 
@@ -38,11 +39,17 @@ class Batches:
                 taken.append(batch)
                 yield batch
 
-        x, _ = next(Batches(recorded(), None)._checked(), (None, None))
-        if x is None:
+        looked: list[Tensor] = []
+        for x, _ in Batches(recorded(), None)._checked():
+            if looked and (x.shape[1:], x.dtype) != (looked[0].shape[1:], looked[0].dtype):
+                break
+            looked.append(x)
+            if sum(map(len, looked)) >= LOOKED:
+                break
+        if not looked:
             raise ValueError(EMPTY)
         begun = itertools.chain(taken, rest)
-        return x, Batches(begun if not self.twice else _Begun(begun, self.source), self.n_rows)
+        return torch.cat(looked), Batches(begun if not self.twice else _Begun(begun, self.source), self.n_rows)
 
     def chunks(self, rows_at_once: Callable[[Tensor], int]) -> Iterator[tuple[Tensor, Tensor, int]]:
         """`(x, y, index of the first row)`, as many rows at a time as `rows_at_once` says, looking at the first batch.

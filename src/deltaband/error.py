@@ -9,8 +9,8 @@ those of all rows, and so is what an engine of a given size makes of them.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .asking import ask
 from .batch import GradientBatch
 from .capture import Layers
-from .covariance import Covariance, Engine, Exact, Problem
+from .covariance import Engine, Exact, Problem
 from .gradients import Network, plain_autograd
 from .warning import DeltabandWarning
 
@@ -52,10 +52,15 @@ class ErrorReport:
         )
 
 
-def affordable(problem: Problem) -> int:
-    """How many rows a sample may have; 0 where it would have too few."""
-    rows = min(MOST_ROWS, MOST_BYTES // problem.factor_bytes, INPUT_BYTES // problem.input_bytes)
-    return rows if rows >= FEWEST_ROWS else 0
+def affordable(problem: Problem, memory: float) -> int:
+    """How many rows a sample may have, so that the exact method on them takes at most half of the memory; 0 where they
+    would be too few."""
+    low, high = 0, min(MOST_ROWS, INPUT_BYTES // problem.input_bytes)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = Exact().nbytes(replace(problem, n_rows=middle)) <= min(memory / 2, MOST_BYTES)
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low if low >= FEWEST_ROWS else 0
 
 
 def report(model: nn.Module, fit: Fit, x: Tensor | None = None, n_sample: int = MOST_ROWS) -> ErrorReport:
@@ -80,27 +85,34 @@ def report(model: nn.Module, fit: Fit, x: Tensor | None = None, n_sample: int = 
     damping = covariance.damping * n / n_rows
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeltabandWarning)
-        approximate, q_approximate = _fitted(model, layers, engine, sample, damping, x)
+        sketched, q_sketched = _fitted(model, layers, engine, sample, damping, x)
         exact, q_exact = _fitted(model, layers, Exact(), sample, damping, x)
         _, q = ask(Network(model, fit.asked_layers), x, covariance.variance)
-    known = q_exact > 0
-    factor = np.where(known, q_approximate / np.where(known, q_exact, 1.0), 1.0)
-    ratio = approximate.effective_parameters / exact.effective_parameters if exact.effective_parameters > 0 else 1.0
-    squared = (1 + q) / (1 + q / np.maximum(factor, np.finfo(float).tiny))
-    freedom = n_rows - covariance.effective_parameters
-    true_freedom = n_rows - covariance.effective_parameters / ratio if ratio > 0 else 0.0
-    if freedom > 0 and true_freedom > 0:
+    p_star = fit.effective_parameters
+    true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
+    # of more rows p* is larger, but not more than in proportion
+    true_p_star = min(float(_corrected(p_star, sketched, exact, 1.0)), exact * n_rows / n)
+    freedom, true_freedom = n_rows - p_star, n_rows - true_p_star
+    if freedom > 0:
         student = stdtrit(freedom, 0.975) / stdtrit(true_freedom, 0.975)
-        error = np.abs(np.sqrt(squared * true_freedom / freedom) * student - 1)
-    else:  # one of the two has no widths at all
-        error = np.full(len(q), 0.0 if (freedom > 0) == (true_freedom > 0) else np.inf)
-    return ErrorReport(float(error.mean()), float(error.max()), ratio - 1, n, repr(engine))
+        error = np.abs(np.sqrt((1 + q) / (1 + true_q) * true_freedom / freedom) * student - 1)
+    else:  # no widths at all, where there should be
+        error = np.full(len(q), np.inf)
+    p_star_error = p_star / true_p_star - 1 if true_p_star > 0 else 0.0
+    return ErrorReport(float(error.mean()), float(error.max()), p_star_error, n, repr(engine))
+
+
+def _corrected(value: Any, sketched: Any, exact: Any, share: float) -> Any:
+    """By the factor that the engine is off on the sample. Where it has lost nearly all, there is no factor, and the
+    sample's exact value has to do."""
+    known = sketched > 0.01 * exact
+    return np.where(known, value * exact / np.where(known, sketched, 1.0), exact * share)
 
 
 def _fitted(
     model: nn.Module, layers: Layers, engine: Engine, x: Tensor, damping: float, asked: Tensor
-) -> tuple[Covariance, np.ndarray]:
-    """The engine fitted to the rows `x`, and its q of others."""
+) -> tuple[float, np.ndarray]:
+    """p* of the engine fitted to the rows `x`, and its q of others."""
     network = Network(model, layers)
     problem = Problem(len(x), network.n_parameters, network.dtype.itemsize, layers.factor_bytes, x[0].nbytes)
     if engine.wants_rows(problem):
@@ -115,4 +127,4 @@ def _fitted(
         for part in chunks:
             started.update(network.gradients(part)[1])
         covariance = started.finalise(damping)
-    return covariance, ask(network, asked, covariance.variance)[1]
+    return covariance.effective_parameters, ask(network, asked, covariance.variance)[1]

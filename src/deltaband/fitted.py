@@ -91,7 +91,7 @@ class Fit:
                     "use Exact() if memory allows"
                 )
         # A bound is all there is. More than 5 % of the degrees of freedom shows in s, more than half of p* in q.
-        elif missed > min(0.05 * max(nu, 0.0), 0.5 * p_star):
+        elif missed > max(min(0.05 * nu, 0.5 * p_star), 0.5):
             messages.append(
                 f"the sketch may miss up to {missed:.0f} effective parameters (it found {p_star:.1f}, n = {n}): "
                 "raise its rank, dim or landmarks, or use Exact() if memory allows"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from . import error
 from .asking import ask, checked_gradients
-from .batch import GradientBatch
+from .batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from .capture import DEPENDS_ON_NOTHING
 from .covariance import Engine, Exact, Plan, Problem, plan
 from .damping import Damping
@@ -32,12 +33,17 @@ def planned(
     with plain_autograd(network.device):
         network.check(x)
         layers = network.examine(x)
+        start = time.perf_counter()
+        network.gradients(x[:CHUNK_ROWS_AT_LEAST])
+        seconds = time.perf_counter() - start
     problem = Problem(
         batches.n_rows,
         network.n_parameters,
         network.dtype.itemsize,
         layers.factor_bytes,
         network.prepare(x[:1]).nbytes,
+        layers.inner_flops,
+        seconds / len(x[:CHUNK_ROWS_AT_LEAST]),
         damped=damping.given,
         twice=batches.twice,
     )
@@ -58,18 +64,23 @@ def fit(
     schedule, batches = planned(network, batches, engine, damping, memory)
     option, layers = schedule.chosen, network.layers
     if option is None:
-        raise MemoryError(f"this fit would not fit into memory: give a smaller engine, or more memory=\n{schedule}")
+        used = "" if batches.twice else " (its first batch is read: a generator has to be made anew)"
+        raise MemoryError(
+            f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
+        )
     assert layers is not None
     problem = option.problem
     if option.engine.wants_rows(problem):
         network.layers = None
     remember = _Inputs(network, problem, schedule.memory - option.nbytes) if problem.recomputed else None
-    n_sample = 0 if isinstance(option.engine, Exact) else error.affordable(problem)
-    trace = RowTrace(max(LEVERAGES, n_sample))
+    n_sample = 0 if isinstance(option.engine, Exact) else error.affordable(problem, schedule.memory)
+    n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // problem.input_bytes))
+    trace = RowTrace(max(n_leverages, n_sample))
     rss, count, energy = 0.0, 0, 0.0
     with plain_autograd(network.device):
         sample = _sample(option.engine, network, batches, progress) if option.engine.sample_size else None
         started = option.engine.start(n_rows=batches.n_rows, damping=damping.at(batches.n_rows), sample=sample)
+        del sample  # the engine has what it wants of it
         with _bar("deltaband", batches, progress) as bar:
             for x, targets, first in batches.chunks(network.check):
                 outputs, gradients = checked_gradients(network, x, first)
@@ -101,7 +112,7 @@ def fit(
     )
     rows = trace.sample()
     if found.covariance.error_bound == 0.0:
-        _, h = ask(network, rows[:LEVERAGES], found.reference.leverage, found.rows_at_once)
+        _, h = ask(network, rows[:n_leverages], found.reference.leverage, found.rows_at_once)
         return replace(found, leverages=h)
     if min(len(rows), n_sample) < error.FEWEST_ROWS:
         return found
@@ -167,7 +178,8 @@ class _Inputs:
         self._layers = network.layers
         self._network = network
         # half is for the rows that meet them
-        self.together = int((problem.recomputed_bytes + spare / 2) // (2 * problem.factor_bytes))
+        weights = problem.n_parameters * problem.itemsize
+        self.together = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
 
     def __call__(self, x: Tensor) -> GradientBatch:
         prepared = self._network.prepare(x)

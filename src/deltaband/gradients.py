@@ -25,6 +25,7 @@ from .layers import Rows
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
+EXAMINED = 8  # rows that tell which layers do without rows
 PAST_THE_TREE = (
     "some weights are reached past the module tree (a lambda or a list that holds a layer or a parameter), so their "
     "gradients would be missing: register them as submodules or parameters"
@@ -72,19 +73,29 @@ class Network:
     def check(self, x: Tensor) -> int:
         """How many rows of J fit into one chunk. Raises unless the network gives one real number for each row of `x`.
 
-        Two rows are enough to tell, and to measure what the backward pass will have to remember of each.
+        Two rows are enough to tell, and to measure what a pass will have in memory of each: what backward remembers, or
+        what the layers give, where it remembers nothing because they are frozen.
         """
         x = self.prepare(x[:2])
         b = len(x)
         weights = {w.data_ptr() for w in self.twin.parameters()}
-        remembered = 0
+        remembered = given = 0
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal remembered
             remembered += 0 if tensor.data_ptr() in weights else tensor.nbytes
             return tensor
 
-        with plain_autograd(self.device), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        def weigh(module: nn.Module, args: Any, output: Any) -> None:
+            nonlocal given
+            given += output.nbytes if isinstance(output, Tensor) else 0
+
+        with ExitStack() as stack:
+            stack.enter_context(plain_autograd(self.device))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
+            for module in self.twin.modules():
+                if next(module.children(), None) is None:
+                    stack.callback(module.register_forward_hook(weigh).remove)
             try:
                 y = self.twin(x.clone())
             except Exception as error:
@@ -108,7 +119,7 @@ class Network:
         own = self.n_parameters * self.dtype.itemsize
         if self.layers is not None:
             own = self.layers.factor_bytes + self.layers.working_bytes
-        row_bytes = own + 2 * remembered // b
+        row_bytes = own + (x.nbytes + 2 * max(remembered, given)) // b
         fewest = max(1, min(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES_AT_MOST // row_bytes))
         return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
@@ -131,8 +142,8 @@ class Network:
             )
 
     def examine(self, x: Tensor) -> Layers:
-        """Find out which layers do without rows, by the first rows of `x`; gradients come layer by layer from now."""
-        x = self.prepare(x[:2])
+        """Find out which layers do without rows, by some of the rows of `x`; gradients come layer by layer from now."""
+        x = self.prepare(_distinct(x))
         with plain_autograd(self.device):
             try:
                 past_the_tree = functional_call(self.twin, self.parameters, (x.clone(),)).requires_grad
@@ -181,14 +192,25 @@ class Network:
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs (b,) alone, without gradients."""
         with plain_autograd(self.device), torch.no_grad():
-            parts = torch.split(self.prepare(x), CHUNK_ROWS_AT_MOST)
-            return torch.cat([self.twin(part).reshape(len(part)) for part in parts])
+            parts = torch.split(x, self.check(x))
+            return torch.cat([self.twin(self.prepare(part)).reshape(len(part)) for part in parts])
 
     def fingerprint(self) -> dict[str, str]:
         """A digest of each parameter and buffer, what is trainable, and the types of the modules."""
         state = {**dict(self.twin.named_parameters()), **dict(self.twin.named_buffers())}
         kinds = {f"module {name!r}": type(module).__qualname__ for name, module in self.twin.named_modules()}
         return {name: _digest(tensor) for name, tensor in state.items()} | kinds
+
+
+def _distinct(x: Tensor) -> Tensor:
+    """Up to EXAMINED rows that differ; a single row beside itself with some noise, where that is possible."""
+    rows = x[np.unique(np.linspace(0, len(x) - 1, EXAMINED).round().astype(int))]
+    if len(rows) == 1 or bool((rows == rows[:1]).all()):
+        rows = rows[:1]
+        if x.is_floating_point():
+            noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0)).to(rows)
+            rows = torch.cat([rows, rows + 0.1 * noise * (1 + rows.abs())])
+    return rows
 
 
 def twin(model: nn.Module, own_weights: bool = False) -> nn.Module:
@@ -208,7 +230,8 @@ def twin(model: nn.Module, own_weights: bool = False) -> nn.Module:
     for module in model.modules():
         for value in vars(module).values():
             # old-style weight_norm keeps a computed weight, which cannot be copied; arrays are data, not state
-            if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and not value.is_leaf):
+            data = isinstance(value, np.ndarray) and not own_weights
+            if data or (isinstance(value, Tensor) and not value.is_leaf):
                 shared[id(value)] = value
     try:
         copied = copy.deepcopy(model, shared)

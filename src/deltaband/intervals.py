@@ -110,12 +110,13 @@ class PredictionIntervals:
     def plan(self, data: Any, y: Any = None, *, n_rows: int | None = None) -> Plan:
         """What `fit` with the same arguments would do: the memory and time of each engine, and the choice.
 
-        Only the first batch is looked at.
+        Only the first rows are looked at.
         """
         batches = reading.read(data, y, n_rows)
         if not batches.twice:
             raise ValueError("a plan looks at the first batch, which an iterator or generator gives only once")
-        return fitting.planned(Network(self.model), batches, self._engine, self._damping, self.memory)[0]
+        with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
+            return fitting.planned(Network(self.model), batches, self._engine, self._damping, self.memory)[0]
 
     def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
         """How far the widths are from those of `Exact()`, estimated: for the rows `x`, or for some training rows.
@@ -124,19 +125,24 @@ class PredictionIntervals:
         most 4,096, and compared. `fit` does it by itself, and warns where the widths are off by more than 5 %.
         """
         fit = self._fitted()
-        if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < 2):
-            raise ValueError(f"sample must be a whole number ≥ 2, got {sample!r}")
-        if fit.covariance.error_bound == 0.0:
-            return ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine))
-        self._covariance(fit)
-        if fit.sample is None:
-            raise ValueError("the training rows are too few, or their gradients too large, for an estimate")
-        self._check_weights(Network(self.model), fit)
+        least = error.FEWEST_ROWS
+        if sample is not None and (
+            isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < least
+        ):
+            raise ValueError(f"sample must be a whole number ≥ {least}, got {sample!r}")
+        network = Network(self.model)
         if x is not None:
             x = reading.inputs(x)
             reading.check_finite(x, "inputs")
             if len(x) == 0:
                 raise ValueError("x has no rows: give some, or none at all for an estimate over training rows")
+            network.check(x)
+        if fit.covariance.error_bound == 0.0:
+            return ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine))
+        self._covariance(fit)
+        if fit.sample is None:
+            raise ValueError(f"an estimate needs {least} training rows, and memory for the exact method on them")
+        self._check_weights(network, fit)
         return error.report(self.model, fit, x, sample or error.MOST_ROWS)
 
     def calibrate(self, data: Any, y: Any = None, *, tune: bool = True, seed: int = 0) -> PredictionIntervals:

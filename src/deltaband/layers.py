@@ -162,15 +162,33 @@ def joined(parts: list[Part]) -> Part:
     return Rows(torch.stack([part.rows() for part in parts]).sum(dim=0))
 
 
-def cheapest(part: Part) -> Part:
-    """Rows, where an inner product of outer products would take more multiplications."""
+def multiplications(part: Part) -> int:
+    """What an inner product of two such rows takes."""
     if isinstance(part, Outer):
         (_, t, a), o = part.x.shape, part.delta.shape[2]
-        if t * t * (a + o + (t > 1)) >= part.n_parameters:
-            return Rows(part.rows())
-    if isinstance(part, Lookup) and part.index.shape[1] ** 2 >= part.size:
-        return Rows(part.rows())
-    return part
+        return t * t * (a + o + (t > 1))
+    if isinstance(part, Lookup):
+        (_, t, o) = part.delta.shape
+        return t * t * o
+    return part.n_parameters
+
+
+def cheapest(part: Part) -> Part:
+    """Rows, where an inner product of outer products would take more multiplications."""
+    return Rows(part.rows()) if multiplications(part) >= part.n_parameters else part
+
+
+def compact(part: Part) -> Part:
+    """The same in memory of its own, where it would keep a larger tensor alive, such as all steps of a sequence."""
+    if isinstance(part, Outer):
+        return Outer(_own(part.x), _own(part.delta), part.bias)
+    if isinstance(part, Lookup):
+        return Lookup(_own(part.index), _own(part.delta), part.size)
+    return Rows(_own(part.values))
+
+
+def _own(values: Tensor) -> Tensor:
+    return values.clone() if values.untyped_storage().nbytes() > 2 * values.nbytes else values
 
 
 def inner(mine: Part, theirs: Part) -> np.ndarray:  # (b, b')

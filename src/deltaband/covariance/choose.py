@@ -36,12 +36,12 @@ class Option:
 
     @property
     def seconds(self) -> float:
-        """Roughly, by the number of multiplications."""
+        """Roughly: the gradients, and the multiplications at the speed of a matrix product."""
         n = self.problem.n_rows or 0
-        gradients = n * self.problem.gradient_flops
+        gradients = n * self.problem.row_seconds
         if self.problem.recomputed:  # each group of rows meets all the rows before it
-            gradients *= max(1.0, n * self.problem.factor_bytes / self.problem.recomputed_bytes)
-        return (self.engine.flops(self.problem) + gradients) / _flops_per_second()
+            gradients *= 1 + n * self.problem.factor_bytes / self.problem.recomputed_bytes
+        return self.engine.flops(self.problem) / _flops_per_second() + gradients
 
     def __str__(self) -> str:
         n, p = self.problem.n_rows, self.problem.n_parameters

@@ -141,8 +141,7 @@ class _Directions:
         full = min(self._n_rows, p)
         if self.rank != "auto" and self.rank > full:
             warnings.warn(
-                f"rank={self.rank} is larger than min(n, p) = {full}: rank {full} leaves nothing out, "
-                "and Exact() is cheaper",
+                f"rank={self.rank} is larger than min(n, p) = {full}: it leaves nothing out, and Exact() is cheaper",
                 DeltabandWarning,
                 stacklevel=3,
             )

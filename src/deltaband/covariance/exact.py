@@ -62,7 +62,7 @@ class Exact:
     def flops(self, problem: Problem) -> float:
         p = problem.n_parameters
         n = p if problem.n_rows is None else problem.n_rows
-        products = n * p**2 if n >= p else n**2 * problem.inner_flops / 2
+        products = n * p**2 if n >= p else n**2 * problem.product_flops / 2
         return products + (2.0 if problem.damped else 10.0) * min(n, p) ** 3
 
     def limited(self, size: int) -> Exact:

@@ -27,7 +27,7 @@ PROBES = 200  # rows beside the landmarks, from which the tail's spread is measu
 
 
 class Nystrom:
-    """q, h and p* in the span of `landmarks` training rows: 16·landmarks² bytes, and the landmarks.
+    """q, h and p* in the span of `landmarks` training rows: 32·landmarks² bytes, and the landmarks.
 
     What lies outside the span is measured; `tail="spread"` adds an estimate of its part, `tail="none"` does not.
     Equals `Exact()` where there are as many landmarks as rows.
@@ -84,10 +84,10 @@ class Nystrom:
         # Probes are no candidates: they stand for all the rows that are no landmarks.
         spare = max(len(sample) - self.landmarks, 0)
         n_probes = min(PROBES, spare if self.choose == "random" else spare // 2) if self.tail == "spread" else 0
-        first, last = np.split(np.arange(len(sample)), [len(sample) - n_probes])
-        fresh._basis = Basis.of(self._chosen(sample.take(first)))
+        n_candidates = len(sample) - n_probes
+        fresh._basis = Basis.of(self._chosen(sample.between(0, n_candidates)))
         if n_probes > 1:
-            g = sample.take(last)
+            g = sample.between(n_candidates, len(sample))
             phi = fresh._basis.coordinates(g)
             E = g.inner(g) - phi @ phi.T
             fresh._pairs = float(np.square(E).sum() - np.square(E.diagonal()).sum()) / (n_probes * (n_probes - 1))
@@ -97,12 +97,16 @@ class Nystrom:
         return False
 
     def nbytes(self, problem: Problem) -> float:
-        m, sample = (min(size, problem.n_rows or size) for size in (self.landmarks, self.sample_size))
+        n = problem.n_rows or self.sample_size
+        m, sample = min(self.landmarks, n), min(self.sample_size, n)
+        if self.choose == "leverage":  # the eigenvectors of all candidates, and a copy of the chosen
+            return 32.0 * min(CANDIDATES * m, n) ** 2 + (sample + m) * problem.factor_bytes
         return 32.0 * m**2 + sample * problem.factor_bytes
 
     def flops(self, problem: Problem) -> float:
         m = min(self.landmarks, problem.n_rows or self.landmarks)
-        return (problem.n_rows or m) * (m * problem.inner_flops + 3.0 * m**2) + 20.0 * m**3
+        choice = 10.0 * (CANDIDATES * m) ** 3 if self.choose == "leverage" else 0.0
+        return (problem.n_rows or m) * (m * problem.product_flops + 3.0 * m**2) + 20.0 * m**3 + choice
 
     def limited(self, size: int) -> Nystrom:
         return Nystrom(min(self.landmarks, size), choose=self.choose, tail=self.tail, seed=self.seed)
@@ -168,7 +172,7 @@ class Nystrom:
         if len(candidates) <= m:
             return candidates
         if self.choose == "random":  # as the sample is
-            return candidates.take(np.arange(m))
+            return candidates.between(0, m)
         from . import cholesky
 
         # λ need not be known, and a sum over fewer rows would want another. The tail beyond m/2 directions as the

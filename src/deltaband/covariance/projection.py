@@ -81,7 +81,15 @@ class RandomProjection:
         if self.dim >= problem.n_parameters:
             return problem
         row = 8 * self.dim
-        return replace(problem, n_parameters=self.dim, itemsize=8, factor_bytes=row, damped=False, recomputed=False)
+        return replace(
+            problem,
+            n_parameters=self.dim,
+            itemsize=8,
+            factor_bytes=row,
+            inner_flops=0.0,
+            damped=False,
+            recomputed=False,
+        )
 
     def update(self, gradients: GradientBatch) -> None:
         self._n_rows += len(gradients)
