@@ -57,6 +57,12 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join([*lines, ""])
 
 
+def write(results: Path = RESULTS / "energy.csv") -> None:
+    """The table, where there are results."""
+    if results.exists():
+        results.with_suffix(".md").write_text(markdown(pd.read_csv(results)))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments energy", description=__doc__.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
@@ -74,4 +80,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for i, split in enumerate(protocol.splits):
                 if (order, split) not in rows.done():
                     rows.append([{"order": order, **row(protocol, i, "compressed", compressed(protocol, i))}])
-    options.out.with_suffix(".md").write_text(markdown(rows.read()))
+    write(options.out)
