@@ -445,3 +445,22 @@ def test_frozen_layers_and_inputs_count_where_rows_are_put_together():
     assert Network(model).check(torch.randn(32, 3, 32, 32)) <= max(64, 8 * 2**20 // row_bytes)
     pooled = nn.Sequential(nn.AdaptiveAvgPool1d(8), nn.Flatten(), nn.Linear(8, 1))
     assert Network(pooled).check(torch.randn(8, 1, 50_000)) == 64
+
+
+def test_a_layer_called_without_gradients_has_none():
+    class Detached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(7, 9), nn.Linear(7, 9), nn.Linear(9, 1)
+
+        def forward(self, x):
+            with torch.no_grad():
+                h = self.first(x)
+            return self.last(h + self.second(x).tanh())
+
+    model, x = Detached(), torch.randn(6, 7)
+    _, _, batch, order = layered(model, x)
+    by_name = one_by_one(model, x)
+    J = torch.cat([by_name[name] for name in order], dim=1)
+    torch.testing.assert_close(batch.rows().double(), J, rtol=1e-4, atol=1e-5)
+    assert (by_name["first.weight"] == 0).all()

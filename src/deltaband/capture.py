@@ -165,6 +165,8 @@ def _forward(twin: nn.Module, x: Tensor, layers: dict[str, nn.Module]) -> tuple[
 
     def watch(name: str) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            if not (isinstance(output, Tensor) and output.requires_grad):  # called without gradients
+                return
             given = args[0] if args else kwargs["input"]
             # the edge, not the tensor: what follows may work in place
             calls[name].append(Call(given.detach(), get_gradient_edge(output), output.shape))
