@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .asking import ask
-from .batch import GradientBatch
+from .batch import PRODUCT_ROWS, GradientBatch
 from .capture import Layers
 from .covariance import Engine, Exact, Problem
 from .gradients import Network, plain_autograd
@@ -121,10 +121,12 @@ def _fitted(
         chunks = torch.split(x, network.check(x))
         sample = None
         if engine.sample_size:  # the rows are in random order
-            first = torch.split(x[: engine.sample_size], len(chunks[0]))
-            sample = GradientBatch.concatenate(network.gradients(part)[1] for part in first)
+            leading = torch.split(x[: engine.sample_size], len(chunks[0]))
+            sample = GradientBatch.concatenate(network.gradients(part)[1] for part in leading).merged()
         started = engine.start(n_rows=len(x), damping=damping, sample=sample)
-        for part in chunks:
-            started.update(network.gradients(part)[1])
+        several = 1 if network.layers is None else max(1, PRODUCT_ROWS // len(chunks[0]))
+        for first in range(0, len(chunks), several):
+            parts = [network.gradients(part)[1] for part in chunks[first : first + several]]
+            started.update(parts[0] if several == 1 else GradientBatch.concatenate(parts).merged())
         covariance = started.finalise(damping)
     return covariance.effective_parameters, ask(network, asked, covariance.variance)[1]

@@ -33,7 +33,7 @@ class Fit:
     leverages: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of training rows; none where not exact
     sample: Tensor | None = None  # inputs of training rows, in random order; none where exact
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
-    rows_at_once: int = 0  # to be asked at least, where that saves work
+    rows_at_once: int = 1  # to be asked together, where that saves work
 
     @property
     def asked_layers(self) -> Layers | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import error
 from .asking import ask, checked_gradients
-from .batch import CHUNK_ROWS_AT_LEAST, GradientBatch
+from .batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, Held
 from .capture import DEPENDS_ON_NOTHING
 from .covariance import Engine, Exact, Plan, Problem, plan
 from .damping import Damping
@@ -73,6 +73,12 @@ def fit(
     if option.engine.wants_rows(problem):
         network.layers = None
     remember = _Inputs(network, problem, schedule.memory - option.nbytes) if problem.recomputed else None
+    # one by one, rows are asked for; inner products are faster for many at once
+    rows_at_once = 1
+    if remember is not None:
+        rows_at_once = remember.together
+    elif network.layers is not None:
+        rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
     n_sample = 0 if isinstance(option.engine, Exact) else error.affordable(problem, schedule.memory)
     n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // problem.input_bytes))
     trace = RowTrace(max(n_leverages, n_sample))
@@ -82,14 +88,20 @@ def fit(
         started = option.engine.start(n_rows=batches.n_rows, damping=damping.at(batches.n_rows), sample=sample)
         del sample  # the engine has what it wants of it
         with _bar("deltaband", batches, progress) as bar:
+            waiting: list[GradientBatch] = []
             for x, targets, first in batches.chunks(network.check):
                 outputs, gradients = checked_gradients(network, x, first)
-                started.update(gradients if remember is None else remember(x))
+                waiting.append(gradients if remember is None else remember(x))
+                if sum(map(len, waiting)) >= rows_at_once:
+                    started.update(_together(waiting))
+                    waiting = []
                 trace.update(network.prepare(x), targets)
                 rss += float((targets - outputs.cpu().double()).square().sum())
                 energy += float(gradients.squared_norms.sum())
                 count += len(x)
                 bar.update(len(x))
+            if waiting:
+                started.update(_together(waiting))
     if count == 0:  # the second time
         raise ValueError(EMPTY)
     if energy == 0.0:
@@ -108,7 +120,7 @@ def fit(
         layers,
         network.layers is None,
         trace.seen(),
-        rows_at_once=0 if remember is None else remember.together,
+        rows_at_once=rows_at_once,
     )
     rows = trace.sample()
     if found.covariance.error_bound == 0.0:
@@ -159,7 +171,12 @@ def _sample(engine: Engine, network: Network, batches: Batches, progress: bool) 
     if not parts:
         for x, _, first in batches.chunks(network.check):
             checked_gradients(network, x, first)
-    return GradientBatch.concatenate(parts)
+    return GradientBatch.concatenate(parts).merged()
+
+
+def _together(batches: list[GradientBatch]) -> GradientBatch:
+    batch = GradientBatch.concatenate(batches)
+    return batch.merged() if all(isinstance(block, Held) for block in batch.blocks) else batch
 
 
 def _bar(description: str, batches: Batches, progress: bool) -> Any:

@@ -8,7 +8,7 @@ pass give x and δ of every layer and every row of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,6 +160,28 @@ def joined(parts: list[Part]) -> Part:
         index = torch.cat([part.index for part in lookups], dim=1)
         return Lookup(index, torch.cat([part.delta for part in lookups], dim=1), lookups[0].size)
     return Rows(torch.stack([part.rows() for part in parts]).sum(dim=0))
+
+
+def alike(mine: Part, theirs: Part) -> bool:
+    """Whether rows of the same layer are of one kind and shape."""
+    if isinstance(mine, Rows) and isinstance(theirs, Rows):
+        return True
+    if isinstance(mine, Outer) and isinstance(theirs, Outer):
+        return mine.x.shape[1] == theirs.x.shape[1]
+    return isinstance(mine, Lookup) and isinstance(theirs, Lookup) and mine.index.shape[1] == theirs.index.shape[1]
+
+
+def stacked(parts: Sequence[Part]) -> Part:
+    """The rows of all of them, which are alike, as one part."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Rows):
+        return Rows(torch.cat([part.values for part in parts if isinstance(part, Rows)]))
+    delta = torch.cat([part.delta for part in parts if not isinstance(part, Rows)])
+    if isinstance(first, Outer):
+        return Outer(torch.cat([part.x for part in parts if isinstance(part, Outer)]), delta, first.bias)
+    return Lookup(torch.cat([part.index for part in parts if isinstance(part, Lookup)]), delta, first.size)
 
 
 def multiplications(part: Part) -> int:

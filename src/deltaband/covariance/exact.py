@@ -249,10 +249,9 @@ def _kernel(J: GradientBatch) -> np.ndarray:
         return K
     ends = np.cumsum([0, *map(len, J.blocks)])
     for first, last in _groups(J):
-        mine = GradientBatch(J.blocks[first:last]).held()
+        mine = GradientBatch(J.blocks[first:last]).merged()
         for i in range(last):
-            theirs = GradientBatch((J.blocks[i] if i < first else mine.blocks[i - first],))
-            K[ends[i] : ends[i + 1], ends[first] : ends[last]] = theirs.inner(mine)
+            K[ends[i] : ends[i + 1], ends[first] : ends[last]] = GradientBatch((J.blocks[i],)).inner(mine)
     return K
 
 
