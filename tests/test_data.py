@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
+from deltaband import data
 from deltaband.data import inputs, read, targets
 
 X = torch.arange(30.0).reshape(10, 3)
@@ -124,3 +125,15 @@ def test_the_first_bad_row_is_named(bad, as_loader):
         (x if where == "inputs" else y)[7] = bad
         with pytest.raises(ValueError, match=f"{where} hold .* in row 7"):
             collect(read([(x[:5], y[:5]), (x[5:], y[5:])]) if as_loader else read(x, y))
+
+
+@pytest.mark.parametrize("numbers", [1, 3, 4, 1000])
+@pytest.mark.parametrize("row", [0, 5, 9])
+def test_a_bad_row_is_named_however_many_are_looked_at_at_once(monkeypatch, numbers, row):
+    monkeypatch.setattr(data, "FINITE_NUMBERS", numbers)
+    values = torch.zeros(10, 2)
+    data.check_finite(values, "inputs")
+    values[row:, 1] = torch.nan
+    with pytest.raises(ValueError, match=f"inputs hold NaN in row {row + 7};"):
+        data.check_finite(values, "inputs", first_row=7)
+    data.check_finite(torch.zeros(0, 2), "inputs")

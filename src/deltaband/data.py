@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 EMPTY = "the training data are empty (a generator can be read only once): give at least one row"
 LOOKED = 8  # rows that are looked at before a pass
+FINITE_NUMBERS = 2**20  # looked at at once
 BATCH_ROWS = 1024  # for data that come without batches of their own
 
 
@@ -178,12 +179,19 @@ def check_pair(x: Tensor, y: Tensor) -> None:
 
 def check_finite(values: Tensor, what: str, first_row: int = 0, advice: str = "remove or impute such rows") -> None:
     """Raise if a row holds NaN or inf, and name the first."""
-    if not values.is_floating_point() or bool(torch.isfinite(values).all()):
+    if not values.is_floating_point():
         return
-    bad = ~torch.isfinite(values.reshape(len(values), -1)).all(dim=1)
-    row = int(bad.nonzero()[0])
-    kind = "NaN" if bool(torch.isnan(values[row]).any()) else "an infinite value"
-    raise ValueError(f"{what} hold {kind} in row {first_row + row}; {advice}")
+    step = max(
+        1, FINITE_NUMBERS // max(1, values[:1].numel())
+    )  # what is asked of all at once takes as much memory again
+    for start in range(0, len(values), step):
+        part = values[start : start + step]
+        if bool(torch.isfinite(part).all()):
+            continue
+        bad = ~torch.isfinite(part.reshape(len(part), -1)).all(dim=1)
+        row = int(bad.nonzero()[0])
+        kind = "NaN" if bool(torch.isnan(part[row]).any()) else "an infinite value"
+        raise ValueError(f"{what} hold {kind} in row {first_row + start + row}; {advice}")
 
 
 def _from_numpy(array: np.ndarray, what: str) -> Tensor:
