@@ -97,7 +97,7 @@ def test_rows_are_computed_again_where_only_their_inputs_fit():
 def test_nystrom_where_exact_does_not_fit_as_large_as_the_memory_allows():
     engine = chosen(BOTH, memory=1e8)
     assert isinstance(engine, Nystrom)
-    assert engine.nbytes(BOTH) <= 1e8 < Nystrom(engine.landmarks + 1).nbytes(BOTH)
+    assert engine.nbytes(BOTH) <= 0.5e8 < Nystrom(engine.landmarks + 1).nbytes(BOTH)
     assert chosen(BOTH, memory=1e10).landmarks == choose.LARGEST
 
 
@@ -161,8 +161,8 @@ def test_a_plan_is_what_the_fit_does():
         band = PredictionIntervals(mlp(hidden=hidden), damping=1.0)
         assert f"Exact(), {form} form" in str(band.plan(X, y).chosen)
         assert f"exact, {form}" in band.fit(X, y).summary()
-    X, y = regression(300)
-    band = PredictionIntervals(mlp(hidden=200), damping=1.0, memory=9e5)
+    X, y = regression(1000)
+    band = PredictionIntervals(mlp(hidden=200), damping=1.0, memory=6e6)
     assert isinstance(band.plan(X, y).chosen.engine, Nystrom)
     assert "Nyström" in band.fit(X, y).summary()
 

@@ -52,9 +52,11 @@ class ErrorReport:
         )
 
 
-def affordable(problem: Problem, memory: float) -> int:
+def affordable(engine: Engine, problem: Problem, memory: float) -> int:
     """How many rows a sample may have, so that the exact method on them takes at most half of the memory; 0 where they
-    would be too few."""
+    would be too few, or where there is no room for the engine a second time, beside what it holds of the first."""
+    if 1.5 * engine.nbytes(problem) > memory:
+        return 0
     low, high = 0, min(MOST_ROWS, INPUT_BYTES // problem.input_bytes)
     while low < high:
         middle = (low + high + 1) // 2

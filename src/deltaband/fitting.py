@@ -79,7 +79,9 @@ def fit(
         rows_at_once = remember.together
     elif network.layers is not None:
         rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
-    n_sample = 0 if isinstance(option.engine, Exact) else error.affordable(problem, schedule.memory)
+    n_sample = 0
+    if not isinstance(option.engine, Exact):
+        n_sample = error.affordable(option.engine, problem, schedule.memory)
     n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // problem.input_bytes))
     trace = RowTrace(max(n_leverages, n_sample))
     rss, count, energy = 0.0, 0, 0.0

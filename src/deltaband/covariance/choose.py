@@ -78,15 +78,16 @@ class Plan:
 def plan(problem: Problem, engine: Engine | None = None, memory: float | None = None) -> Plan:
     """For an engine of the user's choice, or for the best that fits into `memory` bytes.
 
-    By default that is half of what is free, or all of it where the engine is not ours to choose.
+    By default that is half of what is free, or all of it where the engine is not ours to choose. An approximation is
+    made for half of it: the other half is for its comparison with the exact method.
     """
     budget = memory if memory is not None else free_memory() * (0.5 if engine is None else 1.0)
     exact = list(_exact(problem, budget))
-    nystrom = list(_largest(Nystrom, problem, budget)) if problem.twice else []
-    projection = list(_largest(RandomProjection, problem, budget))
-    sketches = [*_largest(RobustFrequentDirections, problem, budget)]
+    nystrom = list(_largest(Nystrom, problem, budget / 2)) if problem.twice else []
+    projection = list(_largest(RandomProjection, problem, budget / 2))
+    sketches = [*_largest(RobustFrequentDirections, problem, budget / 2)]
     if problem.damped and problem.n_rows is not None:
-        sketches += _largest(ImportantDirections, problem, budget)
+        sketches += _largest(ImportantDirections, problem, budget / 2)
     options = [*exact, *nystrom, *projection, *sketches]
     if engine is None:
         wanted = [*(option for option in exact if option.seconds <= PATIENCE), *nystrom, *projection]
