@@ -94,11 +94,20 @@ def test_rows_are_computed_again_where_only_their_inputs_fit():
     assert "rows computed again" in str(schedule)
 
 
-def test_nystrom_where_exact_does_not_fit_as_large_as_the_memory_allows():
+def test_a_projection_where_exact_does_not_fit_as_large_as_the_memory_allows(monkeypatch):
+    monkeypatch.setattr(choose, "_flops_per_second", lambda: 5e10)
     engine = chosen(BOTH, memory=1e8)
+    assert isinstance(engine, RandomProjection)
+    assert engine.nbytes(BOTH) <= 0.5e8 < RandomProjection(engine.dim + 1).nbytes(BOTH)
+    assert chosen(BOTH, memory=1e10).dim == choose.LARGEST
+
+
+def test_landmarks_where_a_projection_would_take_much_longer(monkeypatch):
+    monkeypatch.setattr(choose, "_flops_per_second", lambda: 5e10)
+    huge = replace(BOTH, n_parameters=50_000_000)
+    engine = chosen(huge, memory=1e8)
     assert isinstance(engine, Nystrom)
-    assert engine.nbytes(BOTH) <= 0.5e8 < Nystrom(engine.landmarks + 1).nbytes(BOTH)
-    assert chosen(BOTH, memory=1e10).landmarks == choose.LARGEST
+    assert engine.nbytes(huge) <= 0.5e8 < Nystrom(engine.landmarks + 1).nbytes(huge)
 
 
 def test_a_projection_where_the_data_can_be_read_only_once():
@@ -109,7 +118,7 @@ def test_a_projection_where_the_data_can_be_read_only_once():
 def test_an_approximation_where_exact_would_take_hours(monkeypatch):
     monkeypatch.setattr(choose, "_flops_per_second", lambda: 1e10)
     assert isinstance(chosen(LONG), Exact)
-    assert isinstance(chosen(replace(LONG, n_rows=10_000_000)), Nystrom)
+    assert isinstance(chosen(replace(LONG, n_rows=10_000_000)), RandomProjection)
 
 
 def test_nothing_is_chosen_where_nothing_fits():
@@ -130,7 +139,7 @@ def test_half_of_what_is_free_is_for_us_to_choose_and_all_of_it_for_the_user(mon
     monkeypatch.setattr(choose, "free_memory", lambda: 100e6)
     assert plan(LONG).memory == 50e6
     assert plan(LONG, Exact()).memory == 100e6
-    assert isinstance(plan(LONG).chosen.engine, Nystrom)
+    assert isinstance(plan(LONG).chosen.engine, RandomProjection)
     assert isinstance(plan(LONG, Exact()).chosen.engine, Exact)
 
 
@@ -147,7 +156,7 @@ def test_a_containers_limit_counts(tmp_path):
 def test_the_table_marks_the_choice_and_what_is_too_large():
     table = str(plan(BOTH, None, 1e9)).splitlines()
     assert table[0] == "n = 50,000 rows, p = 1,000,000 parameters, 1 GB for the fit"
-    assert [line[2:9] for line in table if line.startswith("→")] == ["Nystrom"]
+    assert [line[2:18] for line in table if line.startswith("→")] == ["RandomProjection"]
     assert "20.4 GB" in table[2]
     assert table[2].endswith("too large")
 
@@ -163,8 +172,8 @@ def test_a_plan_is_what_the_fit_does():
         assert f"exact, {form}" in band.fit(X, y).summary()
     X, y = regression(1000)
     band = PredictionIntervals(mlp(hidden=200), damping=1.0, memory=6e6)
-    assert isinstance(band.plan(X, y).chosen.engine, Nystrom)
-    assert "Nyström" in band.fit(X, y).summary()
+    assert isinstance(band.plan(X, y).chosen.engine, RandomProjection)
+    assert "random projection" in band.fit(X, y).summary()
 
 
 def test_a_plan_reads_the_first_batch_alone_and_leaves_the_band_as_it_was():

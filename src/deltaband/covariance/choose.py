@@ -20,6 +20,7 @@ from .projection import RandomProjection
 LARGEST = 4096  # landmarks or dimensions that "auto" takes; more are worth their time only where p* is in the thousands
 SMALLEST = 32
 PATIENCE = 3600.0  # seconds after which an approximation is preferred to the exact method
+SLOWER, SOME_TIME = 3.0, 600.0  # what a projection may take: times the time of landmarks, and some seconds
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def plan(problem: Problem, engine: Engine | None = None, memory: float | None = 
         sketches += _largest(ImportantDirections, problem, budget / 2)
     options = [*exact, *nystrom, *projection, *sketches]
     if engine is None:
-        wanted = [*(option for option in exact if option.seconds <= PATIENCE), *nystrom, *projection]
+        wanted = [*(option for option in exact if option.seconds <= PATIENCE), *_preferred(projection, nystrom)]
     elif isinstance(engine, Exact):
         wanted = exact
     else:
@@ -98,6 +99,13 @@ def plan(problem: Problem, engine: Engine | None = None, memory: float | None = 
         options = [*wanted, *options]
     chosen = next((option for option in wanted if option.nbytes <= budget), None)
     return Plan(problem, budget, tuple(options), chosen)
+
+
+def _preferred(projection: list[Option], nystrom: list[Option]) -> list[Option]:
+    """At equal memory a projection is the more accurate one (benchmarks/results/accuracy.md), but it has to form every
+    gradient, which takes longer the larger the network."""
+    slow = any(a.seconds > SLOWER * b.seconds + SOME_TIME for a in projection for b in nystrom)
+    return [*nystrom, *projection] if slow else [*projection, *nystrom]
 
 
 def _exact(problem: Problem, budget: float) -> Iterator[Option]:
