@@ -262,7 +262,13 @@ def year() -> Iterator[tuple[str, Result]]:
 def child(code: str) -> dict[str, Any]:
     """What a process of its own finds."""
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"from benchmarks.scale import *; print(json.dumps({code}))"],
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            f"import deltaband; from benchmarks.scale import *; print(json.dumps({code}))",
+        ],
         cwd=HERE.parent,
         env=environment(torch.get_num_threads()),
         capture_output=True,

@@ -35,7 +35,7 @@ class Point(NamedTuple):
     size: int
 
     def run(self) -> dict[str, object]:
-        engine = f"{self.engine}({self.size})" if self.engine in SIZED else "Exact()"
+        engine = f"deltaband.{self.engine}({self.size if self.engine in SIZED else ''})"
         found = child(f"fit_and_predict(Case({self.n}, (20, {self.hidden}, {self.hidden})), {engine})")
         return {
             **self._asdict(),

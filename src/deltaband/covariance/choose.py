@@ -102,7 +102,7 @@ def plan(problem: Problem, engine: Engine | None = None, memory: float | None = 
 
 
 def _preferred(projection: list[Option], nystrom: list[Option]) -> list[Option]:
-    """At equal memory a projection is the more accurate one (benchmarks/results/accuracy.md), but it has to form every
+    """At equal memory a projection is the more accurate one (`python -m benchmarks.accuracy`), but it has to form every
     gradient, which takes longer the larger the network."""
     slow = any(a.seconds > SLOWER * b.seconds + SOME_TIME for a in projection for b in nystrom)
     return [*nystrom, *projection] if slow else [*projection, *nystrom]
