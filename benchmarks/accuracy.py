@@ -35,6 +35,7 @@ from deltaband import (
     RobustFrequentDirections,
 )
 from deltaband.covariance import Engine, Problem, plan
+from deltaband.covariance.memory import largest
 from experiments import data
 from experiments.rows import Rows
 
@@ -91,13 +92,11 @@ class Task(NamedTuple):
         return band, band.predict(self.new).width.double().numpy(), seconds
 
 
-def largest(make: Callable[[int], Engine], problem: Problem, budget: float) -> Engine | None:
+def fitting(make: Callable[[int], Engine], problem: Problem, budget: float) -> Engine | None:
     """The engine of the largest size that is predicted to fit; more directions than rows are of no use."""
-    low, high = 0, min(problem.n_rows or 0, problem.n_parameters)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if make(middle).nbytes(problem) <= budget else (low, middle - 1)
-    return make(low) if low >= 2 else None
+    most = min(problem.n_rows or 0, problem.n_parameters)
+    size = largest(lambda size: make(size).nbytes(problem) <= budget, most)
+    return make(size) if size >= 2 else None
 
 
 def study(name: str, hidden: int, task: Task) -> Iterator[dict[str, object]]:
@@ -134,7 +133,7 @@ def study(name: str, hidden: int, task: Task) -> Iterator[dict[str, object]]:
     }
     for budget in BUDGETS:
         for label, make in ENGINES.items():
-            engine = largest(make, problem, budget)
+            engine = fitting(make, problem, budget)
             if engine is not None:
                 yield row(budget, label, engine)
         chosen = plan(problem, None, budget).chosen

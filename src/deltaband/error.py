@@ -20,6 +20,7 @@ from .asking import ask
 from .batch import PRODUCT_ROWS, GradientBatch
 from .capture import Layers
 from .covariance import Engine, Exact, Problem
+from .covariance.memory import largest
 from .gradients import Network, plain_autograd
 from .warning import DeltabandWarning
 
@@ -57,12 +58,10 @@ def affordable(engine: Engine, problem: Problem, memory: float) -> int:
     would be too few, or where there is no room for the engine a second time, beside what it holds of the first."""
     if 1.5 * engine.nbytes(problem) > memory:
         return 0
-    low, high = 0, min(MOST_ROWS, INPUT_BYTES // problem.input_bytes)
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = Exact().nbytes(replace(problem, n_rows=middle)) <= min(memory / 2, MOST_BYTES)
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low if low >= FEWEST_ROWS else 0
+    room = min(memory / 2, MOST_BYTES)
+    most = min(MOST_ROWS, INPUT_BYTES // problem.input_bytes)
+    rows = largest(lambda n: Exact().nbytes(replace(problem, n_rows=n)) <= room, most)
+    return rows if rows >= FEWEST_ROWS else 0
 
 
 def report(model: nn.Module, fit: Fit, x: Tensor | None = None, n_sample: int = MOST_ROWS) -> ErrorReport:

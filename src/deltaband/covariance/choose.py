@@ -12,7 +12,7 @@ import numpy as np
 from .directions import ImportantDirections, RobustFrequentDirections
 from .engine import Engine
 from .exact import Exact
-from .memory import free_memory
+from .memory import free_memory, largest
 from .nystrom import Nystrom
 from .problem import Problem
 from .projection import RandomProjection
@@ -118,12 +118,10 @@ def _exact(problem: Problem, budget: float) -> Iterator[Option]:
 
 def _largest(make: Callable[[int], Engine], problem: Problem, budget: float) -> Iterator[Option]:
     """The engine of the largest size that fits, if any does and there are that many directions."""
-    low, high = 0, min(LARGEST, problem.n_rows or LARGEST, problem.n_parameters)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if make(middle).nbytes(problem) <= budget else (low, middle - 1)
-    if low >= SMALLEST:
-        yield Option(make(low), problem)
+    most = min(LARGEST, problem.n_rows or LARGEST, problem.n_parameters)
+    size = largest(lambda size: make(size).nbytes(problem) <= budget, most)
+    if size >= SMALLEST:
+        yield Option(make(size), problem)
 
 
 @lru_cache(maxsize=1)

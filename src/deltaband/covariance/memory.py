@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest size up to `most` that fits, where whatever is smaller fits too; 0 if none does."""
+    return bisect.bisect_left(range(1, most + 1), True, key=lambda size: not fits(size))
 
 
 def square_bytes(m: int, damped: bool) -> float:
