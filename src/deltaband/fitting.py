@@ -22,6 +22,7 @@ from .gradients import Network, plain_autograd, twin
 from .recomputed import Recomputed
 from .trace import RowSample, RowTrace
 
+PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, in one question
 LEVERAGES = 512  # training rows whose leverages new rows are compared with
 
 
@@ -84,32 +85,11 @@ def fit(
         n_sample = error.affordable(option.engine, problem, schedule.memory)
     n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // problem.input_bytes))
     trace = RowTrace(max(n_leverages, n_sample))
-    rss, count, energy = 0.0, 0, 0.0
     with plain_autograd(network.device):
         sample = _sample(option.engine, network, batches, progress) if option.engine.sample_size else None
         started = option.engine.start(n_rows=batches.n_rows, damping=damping.at(batches.n_rows), sample=sample)
         del sample  # the engine has what it wants of it
-        with _bar("deltaband", batches, progress) as bar:
-            waiting: list[GradientBatch] = []
-            for x, targets, first in batches.chunks(network.check):
-                outputs, gradients = checked_gradients(network, x, first)
-                waiting.append(gradients if remember is None else remember(x))
-                if sum(map(len, waiting)) >= rows_at_once:
-                    started.update(_together(waiting))
-                    waiting = []
-                trace.update(network.prepare(x), targets)
-                rss += float((targets - outputs.cpu().double()).square().sum())
-                energy += float(gradients.squared_norms.sum())
-                count += len(x)
-                bar.update(len(x))
-            if waiting:
-                started.update(_together(waiting))
-    if count == 0:  # the second time
-        raise ValueError(EMPTY)
-    if energy == 0.0:
-        raise ValueError(DEPENDS_ON_NOTHING)
-    if batches.n_rows is not None and count != batches.n_rows:
-        raise ValueError(f"{batches.n_rows} rows were announced but {count} came: give n_rows={count}")
+        rss, count = _pass(network, batches, started, rows_at_once, remember, trace, progress)
     settings = started.limited(2 * count)
     found = Fit(
         started.finalise(damping.at(count)),
@@ -122,7 +102,7 @@ def fit(
         layers,
         network.layers is None,
         trace.seen(),
-        rows_at_once=rows_at_once,
+        rows_at_once=min(rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * count))),
     )
     rows = trace.sample()
     if found.covariance.error_bound == 0.0:
@@ -132,6 +112,41 @@ def fit(
         return found
     found = replace(found, sample=rows[:n_sample])
     return found if found.covariance.damping is None else replace(found, error=error.report(model, found))
+
+
+def _pass(
+    network: Network,
+    batches: Batches,
+    engine: Engine,
+    rows_at_once: int,
+    remember: _Inputs | None,
+    trace: RowTrace,
+    progress: bool,
+) -> tuple[float, int]:
+    """Every row goes to the engine and the trace; the residual sum of squares, and how many rows there were."""
+    rss, count, energy = 0.0, 0, 0.0
+    waiting: list[GradientBatch] = []
+    with _bar("deltaband", batches, progress) as bar:
+        for x, targets, first in batches.chunks(network.check):
+            outputs, gradients = checked_gradients(network, x, first)
+            waiting.append(gradients if remember is None else remember(x))
+            if sum(map(len, waiting)) >= rows_at_once:
+                engine.update(_together(waiting))
+                waiting = []
+            trace.update(network.prepare(x), targets)
+            rss += float((targets - outputs.cpu().double()).square().sum())
+            energy += float(gradients.squared_norms.sum())
+            count += len(x)
+            bar.update(len(x))
+    if waiting:
+        engine.update(_together(waiting))
+    if count == 0:  # the second time
+        raise ValueError(EMPTY)
+    if energy == 0.0:
+        raise ValueError(DEPENDS_ON_NOTHING)
+    if batches.n_rows is not None and count != batches.n_rows:
+        raise ValueError(f"{batches.n_rows} rows were announced but {count} came: give n_rows={count}")
+    return rss, count
 
 
 def _check(engine: Engine, batches: Batches, damping: Damping) -> None:
