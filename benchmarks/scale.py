@@ -125,7 +125,7 @@ def against_training(case: Case, covariance: Any, memory: float | None, epochs: 
         "predict s": end - fitted,
         "p*": band.effective_parameters_,
         "estimated error": error.width,
-        "engine": repr(band._fit.engine),
+        "engine": repr(band._fits[0].engine),
     }
 
 

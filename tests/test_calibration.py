@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, RobustFrequentDirections
 from deltaband.calibration import ConformalScale, Scales, rows_needed
+from deltaband.inputs import Inputs
 from deltaband.sklearn import BandRegressor
 from deltaband.trace import RowTrace, row_hashes
 
@@ -385,8 +386,8 @@ def test_equal_rows_have_equal_hashes_however_they_are_batched(dtype):
 def test_a_sample_of_the_training_rows_is_uniform_and_bounded():
     trace = RowTrace(512)
     for i in range(0, 20_000, 100):
-        trace.update(torch.arange(i, i + 100, dtype=torch.float64)[:, None], torch.zeros(100))
-    sample = trace.sample()
+        trace.update(Inputs.of(torch.arange(i, i + 100, dtype=torch.float64)[:, None]), torch.zeros(100, 1))
+    sample = trace.sample().first
     assert len(sample) == 512
     assert abs(sample.mean() - 10_000) < 4 * 20_000 / math.sqrt(12 * 512)
     assert len(trace.seen().hashes) == 20_000

@@ -10,6 +10,7 @@ from torch import nn
 
 from deltaband import DeltabandWarning, Exact, FrequentDirections, PredictionIntervals, RobustFrequentDirections
 from deltaband.calibration import drift, rows_needed
+from deltaband.inputs import Inputs
 from deltaband.metrics import coverage
 from deltaband.sklearn import BandRegressor
 from deltaband.trace import RowTrace
@@ -132,8 +133,8 @@ def test_rows_that_are_repeated_by_chance_are_no_training_rows():
 
 def test_the_share_of_repeated_rows_is_counted():
     trace = RowTrace(512)
-    trace.update(torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0.0, 0.0, 0.0]))
-    trace.update(torch.tensor([[2.0], [3.0]]), torch.tensor([5.0, 0.0]))
+    trace.update(Inputs.of(torch.tensor([[1.0], [2.0], [1.0]])), torch.zeros(3, 1))
+    trace.update(Inputs.of(torch.tensor([[2.0], [3.0]])), torch.tensor([[5.0], [0.0]]))
     seen = trace.seen()
     assert seen.repeated == pytest.approx(2 / 5)
     assert len(seen.hashes) == 4

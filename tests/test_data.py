@@ -3,8 +3,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from deltaband import data
-from deltaband.data import inputs, read, targets
+from deltaband import arrays
+from deltaband.data import read, targets
+from deltaband.inputs import Inputs
 
 X = torch.arange(30.0).reshape(10, 3)
 Y = torch.arange(10.0)
@@ -22,7 +23,8 @@ class Unsized(Dataset):
 
 def collect(batches, rows=4):
     chunks = list(batches.chunks(lambda x: rows))
-    return torch.cat([x for x, _, _ in chunks]), torch.cat([y for _, y, _ in chunks]), [len(x) for x, _, _ in chunks]
+    x, y = torch.cat([x.first for x, _, _ in chunks]), torch.cat([y[:, 0] for _, y, _ in chunks])
+    return x, y, [len(x) for x, _, _ in chunks]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 7, 100])
@@ -40,7 +42,7 @@ def test_chunks_hold_every_row_once_and_in_order_whatever_the_batches(batch_size
 
 def test_rows_of_different_shape_are_not_mixed():
     source = [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(3, 5), torch.zeros(3)), (torch.zeros(1, 5), [0.0])]
-    assert [tuple(x.shape) for x, _, _ in read(source).chunks(lambda x: 10)] == [(2, 3), (4, 5)]
+    assert [tuple(x.first.shape) for x, _, _ in read(source).chunks(lambda x: 10)] == [(2, 3), (4, 5)]
 
 
 def test_empty_batches_are_passed_over():
@@ -71,16 +73,16 @@ def test_the_number_of_rows_is_known_where_it_can_be(loader, n):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.float16, bool, ">f8", np.longdouble])
 def test_arrays_of_any_number_type_are_read(dtype):
     values = np.array([[1, 0], [0, 1]], dtype=dtype)
-    assert inputs(values).shape == (2, 2)
-    np.testing.assert_array_equal(targets(values[:, 0]), [1.0, 0.0])
+    assert Inputs.of(values).first.shape == (2, 2)
+    np.testing.assert_array_equal(targets(values[:, 0]), [[1.0], [0.0]])
     assert targets(values[:, :1]).dtype == torch.float64
 
 
 def test_reversed_and_read_only_arrays_are_read():
     values = np.arange(6.0).reshape(3, 2)
-    np.testing.assert_array_equal(inputs(values[::-1]), values[::-1])
+    np.testing.assert_array_equal(Inputs.of(values[::-1]).first, values[::-1])
     values.flags.writeable = False
-    np.testing.assert_array_equal(inputs(values), values)
+    np.testing.assert_array_equal(Inputs.of(values).first, values)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +91,14 @@ def test_reversed_and_read_only_arrays_are_read():
         (lambda: read(X), TypeError, "targets are missing"),
         (lambda: read(X.numpy()), TypeError, "targets are missing"),
         (lambda: read(X, Y[:5]), ValueError, "10 inputs, 5 targets"),
-        (lambda: read(X, torch.zeros(10, 2)), ValueError, r"targets must have shape \(n,\) or \(n, 1\), got \(10, 2\)"),
+        (lambda: read(X, torch.zeros(10, 2, 1)), ValueError, r"targets must have shape \(n,\), or \(n, m\)"),
+        (lambda: collect(read([(X, Y), (X, torch.zeros(10, 2))])), ValueError, "1 columns at first and 2 from row 10"),
         (lambda: read(X, "y"), TypeError, "targets must be a tensor"),
-        (lambda: read([[1, 2]], Y), TypeError, "inputs must be a tensor or a NumPy array, got a list of 1"),
+        (
+            lambda: read([[1, 2]], Y),
+            TypeError,
+            "inputs must be a tensor or a NumPy array, or several of them, got a list",
+        ),
         (lambda: read(np.array([["a"]]), [1.0]), TypeError, "inputs must be numbers"),
         (lambda: read(np.array([[1j]]), [1.0]), TypeError, "inputs must be numbers"),
         (lambda: read(np.ma.masked_greater(X.numpy(), 5), Y), TypeError, "must not be masked"),
@@ -130,10 +137,10 @@ def test_the_first_bad_row_is_named(bad, as_loader):
 @pytest.mark.parametrize("numbers", [1, 3, 4, 1000])
 @pytest.mark.parametrize("row", [0, 5, 9])
 def test_a_bad_row_is_named_however_many_are_looked_at_at_once(monkeypatch, numbers, row):
-    monkeypatch.setattr(data, "FINITE_NUMBERS", numbers)
+    monkeypatch.setattr(arrays, "FINITE_NUMBERS", numbers)
     values = torch.zeros(10, 2)
-    data.check_finite(values, "inputs")
+    arrays.check_finite(values, "inputs")
     values[row:, 1] = torch.nan
     with pytest.raises(ValueError, match=f"inputs hold NaN in row {row + 7};"):
-        data.check_finite(values, "inputs", first_row=7)
-    data.check_finite(torch.zeros(0, 2), "inputs")
+        arrays.check_finite(values, "inputs", first_row=7)
+    arrays.check_finite(torch.zeros(0, 2), "inputs")

@@ -61,7 +61,7 @@ def test_on_all_rows_the_estimate_is_the_error_itself(setting):
     model, X, y, new = setting
     engine = RobustFrequentDirections(5, tail="none")
     band = PredictionIntervals(model, weight_decay=1e-3, covariance=engine).fit(X, y)
-    object.__setattr__(band._fit, "sample", X)  # in their order, which a sketch depends on
+    object.__setattr__(band._fits[0], "sample", X)  # in their order, which a sketch depends on
     assert band.error_report(new).width == pytest.approx(truth(model, X, y, new, engine), rel=1e-6)
 
 
@@ -78,7 +78,7 @@ def test_a_fit_warns_where_widths_are_off_and_not_where_they_are_not(setting):
     with pytest.warns(DeltabandWarning, match=r"not accurate enough here: widths are off by \d"):
         PredictionIntervals(model, damping=0.01, covariance=ImportantDirections(4, compress=True)).fit(X, y)
     band = PredictionIntervals(model, weight_decay=1e-3, covariance=Nystrom(100)).fit(X, y)
-    assert band._fit.error.width < 0.05
+    assert band._fits[0].error.width < 0.05
     assert "error of widths" in band.summary()
 
 
@@ -93,7 +93,7 @@ def test_an_engine_that_has_lost_nearly_everything_is_found_out(setting, engine)
     error = float((band.predict(new).width / real - 1).abs().mean())
     assert error > 0.05
     assert error / 2 < band.error_report(new).width < 2 * error
-    assert band._fit.error.width > 0.05
+    assert band._fits[0].error.width > 0.05
 
 
 def test_more_directions_make_a_smaller_error(setting):

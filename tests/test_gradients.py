@@ -10,6 +10,7 @@ from torch import nn
 
 from deltaband.batch import GradientBatch
 from deltaband.gradients import Network
+from deltaband.twin import fingerprint
 
 
 class Tied(nn.Module):
@@ -79,7 +80,7 @@ def test_rows_are_those_of_plain_autograd_in_eval_mode(name, dtype):
     outputs, gradients = Network(model).gradients(X)
     expected_outputs, J = reference.jacobian(copy.deepcopy(model).eval(), X)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-    np.testing.assert_allclose(outputs.detach(), expected_outputs, atol=tolerance)
+    np.testing.assert_allclose(outputs.detach()[:, 0], expected_outputs, atol=tolerance)
     np.testing.assert_allclose(gradients.rows(), J, atol=tolerance)
     assert gradients.rows().dtype == dtype
 
@@ -118,7 +119,7 @@ def test_the_users_module_is_left_as_it_was(training):
     network.gradients(X)
     with pytest.raises((ValueError, TypeError)):
         network.check(torch.randn(4, 99, 3))
-    with pytest.raises(TypeError):
+    with pytest.raises((TypeError, ValueError)):
         network.gradients(torch.randn(4, 1))
     assert_same(before, state_of(model))
 
@@ -126,7 +127,8 @@ def test_the_users_module_is_left_as_it_was(training):
 def test_the_twin_shares_the_parameters_and_nothing_else():
     model = Convolutional()
     twin = Network(model).twin
-    assert all(a is b for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    pairs = list(zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(a.data_ptr() == b.data_ptr() and a is not b for a, b in pairs)
     assert not {id(b) for b in model.buffers()} & {id(b) for b in twin.buffers()}
     assert not {id(m) for m in model.modules()} & {id(m) for m in twin.modules()}
     assert not any(m.training for m in twin.modules())
@@ -198,18 +200,18 @@ def test_a_chunk_is_bounded_by_memory():
 
 
 def test_a_fingerprint_tells_weights_and_buffers_apart(model):
-    before = Network(model).fingerprint()
-    assert Network(copy.deepcopy(model)).fingerprint() == before
+    before = fingerprint(Network(model).twin)
+    assert fingerprint(Network(copy.deepcopy(model)).twin) == before
     with torch.no_grad():
         model[2].bias += 1e-12
-    after = Network(model).fingerprint()
+    after = fingerprint(Network(model).twin)
     assert [name for name in before if before[name] != after[name]] == ["2.bias"]
     model[1] = nn.ReLU()
-    assert Network(model).fingerprint() != after
+    assert fingerprint(Network(model).twin) != after
     norm = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
-    before = Network(norm).fingerprint()
+    before = fingerprint(Network(norm).twin)
     norm(torch.randn(5, 3))
-    assert Network(norm).fingerprint() != before
+    assert fingerprint(Network(norm).twin) != before
 
 
 class Returns(nn.Module):
@@ -225,8 +227,7 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("what", "error", "message"),
     [
-        (lambda y: y, ValueError, "2 outputs a row"),
-        (lambda y: (y[:, 0], y[:, 1].exp()), TypeError, "its own variance"),
+        (lambda y: (y[:, 0], y[:, 1].exp()), TypeError, r"output=lambda out: out\[0\]"),
         (lambda y: {"mean": y[:, 0]}, TypeError, "one tensor, got dict"),
         (lambda y: y.sum(), ValueError, r"shape \(\) for a batch of 2 rows"),
         (lambda y: y[:, 0, None, None], ValueError, r"shape \(2, 1, 1\)"),
@@ -234,7 +235,7 @@ class Returns(nn.Module):
         (lambda y: y[:, 0].round().long(), TypeError, "real numbers"),
     ],
 )
-def test_a_network_without_one_output_a_row_is_refused(what, error, message):
+def test_a_network_without_numbers_for_each_row_is_refused(what, error, message):
     with pytest.raises(error, match=message):
         Network(Returns(what)).check(torch.randn(5, 3))
 
@@ -259,7 +260,7 @@ def test_a_network_that_works_on_its_input_in_place_does_not_touch_the_users_dat
     assert torch.equal(X, before)
     _, J = reference.jacobian(model, X.clone())
     np.testing.assert_allclose(gradients.rows(), J, atol=1e-6)
-    assert torch.allclose(outputs, model(before.clone())[:, 0], atol=1e-6)
+    assert torch.allclose(outputs, model(before.clone()), atol=1e-6)
 
 
 class Centred(nn.Module):
@@ -294,7 +295,7 @@ def test_buffers_written_in_forward_are_those_of_the_twin():
     model = Counter()
     network = Network(model)
     network.check(torch.randn(5, 3))
-    with pytest.raises(TypeError, match="state written in forward"):
+    with pytest.raises(TypeError, match=r"torch\.func could not"):
         network.gradients(torch.randn(5, 3))
     assert model.calls == 0
 
@@ -365,10 +366,14 @@ class Noisy(nn.Module):
         return self.layer(x) + torch.randn(1)
 
 
-@pytest.mark.parametrize("network", [Noisy, Recurrent])
-def test_what_torch_func_cannot_do_is_said(network):
+def test_what_torch_func_cannot_do_is_said():
     with pytest.raises(TypeError, match=r"torch\.func could not"):
-        Network(network()).gradients(torch.randn(5, 3))
+        Network(Recurrent()).gradients(torch.randn(5, 3))
+
+
+def test_an_output_that_changes_from_call_to_call_is_refused():
+    with pytest.raises(ValueError, match="changes from call to call"):
+        Network(Noisy()).gradients(torch.randn(5, 3))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Initializing zero-element")

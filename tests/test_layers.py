@@ -212,7 +212,7 @@ def test_layer_by_layer_equals_row_by_row(case, dtype):
     scale = float((J @ J.T).abs().max())
     assert sorted(network.layers.rest) == sorted(rest)
     assert batch.n_parameters == J.shape[1] == sum(w.numel() for w in by_name.values()) // len(x)
-    torch.testing.assert_close(outputs, model(x).reshape(-1).detach())
+    torch.testing.assert_close(outputs, model(x).reshape(-1, 1).detach())
     np.testing.assert_allclose(batch.rows(), J, rtol=0, atol=tolerance * float(J.abs().max()))
     np.testing.assert_allclose(batch.inner(batch), J @ J.T, rtol=0, atol=tolerance * scale)
     np.testing.assert_allclose(batch.squared_norms, (J @ J.T).diagonal(), rtol=0, atol=tolerance * scale)
@@ -323,7 +323,7 @@ def test_exact_intervals_do_not_depend_on_how_gradients_are_held(case):
     x = torch.randn(shape, dtype=torch.float64) if x.is_floating_point() else torch.randint(0, 9, shape)
     y = torch.randn(20, dtype=torch.float64)
     band = PredictionIntervals(model, damping=5.0, covariance=Exact()).fit(x, y)
-    assert band._fit.layers is not None
+    assert band._fits[0].layers is not None
     J = torch.cat(list(one_by_one(model.eval(), x).values()), dim=1).numpy()
     A = J.T @ J + 5.0 * np.eye(J.shape[1])
     u = np.linalg.solve(A, J.T)

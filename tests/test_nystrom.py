@@ -16,6 +16,7 @@ from deltaband.covariance import Problem, nystrom
 from deltaband.covariance.nystrom import Nystrom
 from deltaband.covariance.tail import Tail, spread
 from deltaband.gradients import Network
+from deltaband.inputs import Inputs
 from deltaband.trace import RowSample
 
 SHAPES = [(90, 25), (30, 60), (40, 40)]
@@ -472,7 +473,7 @@ def test_with_all_rows_as_landmarks_intervals_are_the_exact_ones(data, source, d
     np.testing.assert_allclose(mine.variance(X), truth.variance(X), **tolerance)
     np.testing.assert_allclose(mine.predict(X).upper, truth.predict(X).upper, **tolerance)
     assert mine.error_bound_ == 0
-    assert len(mine._fit.leverages) == 80  # as for `Exact`
+    assert len(mine._fits[0].leverages) == 80  # as for `Exact`
     assert "80 landmarks" in mine.summary()
 
 
@@ -484,7 +485,7 @@ def test_landmarks_are_training_rows_whether_the_loader_shuffles_or_not(data, en
     rows = reference.jacobian(model, X)[1]
     torch.manual_seed(3)
     for training in ((X, y), (loader(X, y, shuffle=True),)):
-        covariance = band(engine, model).fit(*training)._fit.covariance
+        covariance = band(engine, model).fit(*training)._fits[0].covariance
         landmarks = covariance._basis.landmarks.rows().numpy()
         assert len(landmarks) == 12
         order = [np.abs(rows - landmark).max(axis=1).argmin() for landmark in landmarks]
@@ -500,7 +501,7 @@ def test_landmarks_are_training_rows_whether_the_loader_shuffles_or_not(data, en
 @pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
 def test_the_seed_draws_the_landmarks(data):
     def landmarks(seed):
-        return band(Nystrom(12, seed=seed)).fit(*data)._fit.covariance._basis.landmarks.rows()
+        return band(Nystrom(12, seed=seed)).fit(*data)._fits[0].covariance._basis.landmarks.rows()
 
     assert torch.equal(landmarks(1), landmarks(1))
     assert not torch.equal(landmarks(1), landmarks(2))
@@ -633,9 +634,9 @@ def test_the_certificates_hold_for_the_rows_of_the_second_pass_where_a_loader_dr
     model = mlp()
     fitted = band(Nystrom(8), model, damping=0.05).fit(Dropping())
     truth = band(Exact(), model, damping=0.05).fit(X[20:], y[20:])
-    covariance = fitted._fit.covariance
+    covariance = fitted._fits[0].covariance
     assert truth.effective_parameters_ <= covariance.effective_parameters + covariance.missed_parameters
-    g = Network(model, fitted._fit.layers).gradients(X)[1]
+    g = Network(model, fitted._fits[0].layers).gradients(X)[1]
     assert (truth.leverage(X).numpy() <= covariance.leverage_bound(g) * (1 + 1e-9)).all()
     assert (truth.variance(X).numpy() <= covariance.variance_bound(g) * (1 + 1e-9)).all()
     assert covariance._tail.energy > 0
@@ -643,13 +644,13 @@ def test_the_certificates_hold_for_the_rows_of_the_second_pass_where_a_loader_dr
 
 @pytest.mark.parametrize("chunk", [1, 3, 10])
 def test_every_row_of_a_stream_is_as_likely_in_a_sample(chunk):
-    X = torch.arange(10)
+    X = Inputs.of(torch.arange(10))
     counts, firsts = np.zeros(10), np.zeros(10)
     for seed in range(600):
         drawn = RowSample(3, seed)
         for i in range(0, 10, chunk):
             drawn.update(X[i : i + chunk])
-        rows = drawn.rows().numpy()
+        rows = drawn.rows().first.numpy()
         assert len(set(rows)) == 3
         counts[rows] += 1
         firsts[rows[0]] += 1

@@ -1,5 +1,6 @@
 """Prediction intervals for neural networks that are already trained."""
 
+from .band import NotFittedError
 from .covariance import (
     Exact,
     FrequentDirections,
@@ -8,7 +9,7 @@ from .covariance import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from .intervals import NotFittedError, PredictionIntervals
+from .intervals import PredictionIntervals
 from .result import Intervals
 from .warning import DeltabandWarning
 

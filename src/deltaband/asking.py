@@ -2,47 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .arrays import check_finite
 from .batch import GradientBatch
-from .data import check_finite
-from .gradients import Network, plain_autograd
+from .gradients import Network
+from .inputs import Inputs
+from .twin import plain_autograd
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
 
 
 def ask(
     network: Network,
-    X: Tensor,
+    X: Inputs,
     question: Callable[[GradientBatch], np.ndarray],
-    rows_at_once: int = 0,
+    rows_at_once: int = 0,  # of J; 0: as they come
     first: int = 0,  # the number of the first row in the data
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs (n,) in float64 and the answer for each row, asked in chunks of at least `rows_at_once` rows."""
-    outputs, answers = [], []
+    """Outputs (n, m) in float64 and the answer for each, (n, m, …)."""
+    outputs: list[Tensor] = []
+    answers: list[np.ndarray] = []
+    waiting: list[GradientBatch] = []
     with plain_autograd(network.device):
         rows = network.check(X)
-        step = max(1, rows_at_once // rows) * rows
-        for start in range(0, len(X), step):
-            chunk = X[start : start + step]
-            parts = [
-                checked_gradients(network, chunk[i : i + rows], first + start + i) for i in range(0, len(chunk), rows)
-            ]
-            outputs += [part.cpu().double().numpy() for part, _ in parts]
-            answers.append(question(GradientBatch.concatenate(gradients for _, gradients in parts)))
-    return np.concatenate(outputs), np.concatenate(answers)
+        if rows_at_once:
+            rows = max(1, min(rows, rows_at_once // network.n_outputs))
+        for x in X.split(rows):
+            parts = []
+            for part, gradients in checked_gradients(network, x, first):
+                if waiting and sum(map(len, waiting)) + len(gradients) > rows_at_once:
+                    answers.append(question(GradientBatch.concatenate(waiting)))
+                    waiting = []
+                parts.append(part)
+                waiting.append(gradients)
+            outputs.append(torch.cat(parts, dim=1))
+            first += len(x)
+        answers.append(question(GradientBatch.concatenate(waiting)))
+    flat, start, ordered = np.concatenate(answers), 0, []
+    for y in outputs:  # of each chunk the first output of all rows, then the second
+        b, m = y.shape
+        ordered.append(flat[start : start + b * m].reshape(m, b, *flat.shape[1:]).swapaxes(0, 1))
+        start += b * m
+    return torch.cat(outputs).cpu().double().numpy(), np.concatenate(ordered)
 
 
-def checked_gradients(network: Network, x: Tensor, first: int) -> tuple[Tensor, GradientBatch]:
-    """Outputs and gradients, all finite; `first` is the number of the first row in the data."""
-    outputs, gradients = network.gradients(x)
-    check_outputs(outputs, first)
-    check_finite(torch.from_numpy(gradients.squared_norms), "the network's gradients", first, ADVICE)
-    return outputs, gradients
+def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple[Tensor, GradientBatch]]:
+    """Outputs and gradients, all finite, of some of the outputs at a time; `first` is the first row's number in the
+    data."""
+    for group in network.groups():
+        outputs, gradients = network.gradients(x, group)
+        check_outputs(outputs, first)
+        norms = torch.from_numpy(gradients.squared_norms).reshape(-1, len(x)).T
+        check_finite(norms, "the network's gradients", first, ADVICE)
+        yield outputs, gradients
 
 
 def check_outputs(outputs: Tensor, first: int = 0) -> None:

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
@@ -19,12 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from . import data as reading
+from .arrays import check_finite
 from .asking import ADVICE
-from .damping import _check_non_negative
-from .gradients import Network, plain_autograd
-from .intervals import NotFittedError
+from .band import NotFittedError
+from .damping import check_non_negative
+from .data import check_pair
+from .data import targets as read_targets
+from .gradients import Network
+from .inputs import Inputs
 from .result import Intervals, like, parse_levels
+from .twin import plain_autograd
 
 # Dropout draws from torch's global generators: whoever seeds them must be alone.
 _RANDOM_NUMBERS = threading.RLock()
@@ -34,7 +39,7 @@ class _Gaussian:
     """ŷ ± z·√(v + noise_std²), for whoever says what ŷ and v are."""
 
     def __init__(self, noise_std: float | None) -> None:
-        _check_non_negative(noise_std, "noise_std")
+        check_non_negative(noise_std, "noise_std")
         self.noise_std = noise_std
         self._noise_std = None if noise_std is None else float(noise_std)
 
@@ -49,8 +54,8 @@ class _Gaussian:
     def predict(self, x: Any, level: float | Sequence[float] = 0.95) -> Intervals:
         """Intervals for new observations at the rows of `x`: NumPy in, NumPy out; tensor in, tensor out."""
         levels, noise_std = parse_levels(level), self.noise_std_
-        X = reading.inputs(x)
-        reading.check_finite(X, "inputs")
+        X = Inputs.of(x)
+        X.check_finite()
         mean, variance, dtype = self._moments(X)
 
         from scipy.special import ndtri
@@ -62,7 +67,7 @@ class _Gaussian:
         mean, lower, upper = (like(x, part, dtype) for part in (mean, lower, upper))
         return Intervals(mean, lower, upper, levels[0] if np.ndim(level) == 0 else levels)
 
-    def _moments(self, X: Tensor) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
+    def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
         """ŷ and v, both (n,) in float64, and the network's precision."""
         raise NotImplementedError
 
@@ -119,7 +124,7 @@ class MCDropout(_Gaussian):
         constants = math.log(self.passes) + 0.5 * math.log(2 * math.pi)
         return logs.mean(axis=1) - np.log(sigma) - constants
 
-    def _moments(self, X: Tensor) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
+    def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
         network = Network(self.model)
         count, mean, squares = np.zeros((3, len(X)))
         with _seeded(self.seed, network.device):
@@ -151,7 +156,7 @@ class DeepEnsemble(_Gaussian):
             raise ValueError(f"an ensemble needs at least 2 networks, got {len(self.models)}")
         if len({id(model) for model in self.models}) < len(self.models):
             raise ValueError("the same network is in models more than once: each member must be trained on its own")
-        self._outputs(torch.empty(0))  # whatever is wrong with a model is said now
+        self._outputs(Inputs.of(torch.empty(0)))  # whatever is wrong with a model is said now
 
     def fit(self, x: Any, y: Any) -> Self:
         """noise_std² is the mean squared error of a single member on held-out rows, averaged over the members.
@@ -163,21 +168,21 @@ class DeepEnsemble(_Gaussian):
         self._noise_std = float(np.sqrt(np.mean((self._outputs(X)[0] - targets.numpy()) ** 2)))
         return self
 
-    def _moments(self, X: Tensor) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
+    def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
         outputs, dtype = self._outputs(X)
         return outputs.mean(axis=0), outputs.var(axis=0), dtype
 
-    def _outputs(self, X: Tensor) -> tuple[np.ndarray, torch.dtype]:  # (M, n) float64
+    def _outputs(self, X: Inputs) -> tuple[np.ndarray, torch.dtype]:  # (M, n) float64
         outputs, dtype = np.zeros((len(self.models), len(X))), torch.float32
         for i, model in enumerate(self.models):
             try:
                 network = Network(model)
                 dtype = torch.promote_types(dtype, network.dtype)
                 if len(X):
-                    network.check(X)
                     y = network.outputs(X).cpu().double()
-                    reading.check_finite(y, "the network's outputs", advice=ADVICE)
-                    outputs[i] = y.numpy()
+                    _check_single(network)
+                    check_finite(y, "the network's outputs", advice=ADVICE)
+                    outputs[i] = y[:, 0].numpy()
             except (TypeError, ValueError) as error:
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"models[{i}]: {error}") from error
@@ -194,12 +199,13 @@ def _dropouts(network: Network) -> list[_DropoutNd]:
     return modules
 
 
-def _passes(network: Network, X: Tensor, passes: int) -> Iterator[tuple[slice, Tensor]]:
+def _passes(network: Network, X: Inputs, passes: int) -> Iterator[tuple[slice, Tensor]]:
     """Some rows and their outputs in some of the passes, (t, b) float64, in turn: one forward of the rows t times."""
     dropouts = _dropouts(network)
     if len(X) == 0:
         return
     at_once = network.check(X)  # before the dropout is on; so many rows stay in the cache, and in memory
+    _check_single(network)
     reached: list[bool] = []
     for module in dropouts:
         module.train()
@@ -211,11 +217,20 @@ def _passes(network: Network, X: Tensor, passes: int) -> Iterator[tuple[slice, T
         repeats = max(1, at_once // len(x))
         for done in range(0, passes, repeats):
             t = min(repeats, passes - done)
-            y = network.twin(x.repeat(t, *[1] * (x.ndim - 1))).reshape(t, len(x))
+            y = network.evaluate(x.map(partial(_repeated, times=t))).reshape(t, len(x))
             if not reached:
                 raise ValueError("the model has dropout modules, but its forward does not pass through any of them")
-            reading.check_finite(y.T, "the network's outputs", first, ADVICE)
+            check_finite(y.T, "the network's outputs", first, ADVICE)
             yield rows, y.cpu().double()
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    return x.repeat(times, *[1] * (x.ndim - 1))
+
+
+def _check_single(network: Network) -> None:
+    if network.n_outputs != 1:
+        raise ValueError(f"the network returns {network.n_outputs} outputs a row, expected one")
 
 
 @contextmanager
@@ -230,11 +245,13 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _held_out(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    X, targets = reading.inputs(x), reading.targets(y)
-    reading.check_pair(X, targets)
+def _held_out(x: Any, y: Any) -> tuple[Inputs, Tensor]:  # (n,) targets
+    X, targets = Inputs.of(x), read_targets(y)
+    check_pair(X, targets)
+    if targets.shape[1] != 1:
+        raise ValueError(f"targets must have shape (n,) or (n, 1), got {tuple(targets.shape)}")
     if len(X) == 0:
         raise ValueError("the held-out data are empty: give at least one row")
-    reading.check_finite(X, "inputs")
-    reading.check_finite(targets, "targets")
-    return X, targets
+    X.check_finite()
+    check_finite(targets, "targets")
+    return X, targets[:, 0]

@@ -17,7 +17,9 @@ the largest r that lies in [√t₋, √t₊] of some scale and below its quanti
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -117,7 +119,7 @@ class ConformalScale:
 
     def quantile(self, level: float) -> float:
         """The conformal quantile of |r|/σ under that choice."""
-        return float(self.standardised[self._rank(level) - 1])
+        return float(self.standardised[rank_of(level, self.n_rows) - 1])
 
     def bounds(
         self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both"
@@ -136,7 +138,7 @@ class ConformalScale:
         squared = self.scales.squared(q)
         first, last = (np.sqrt(t) for t in self._chosen_on(squared))  # |r| for which a scale is the chosen one
         scores = {"both": self._absolute, "upper": self._signed, "lower": -self._signed[::-1]}[side]
-        cuts = [np.sqrt(squared) * scores[self._rank(level) - 1] for level in levels]
+        cuts = [np.sqrt(squared) * scores[rank_of(level, self.n_rows) - 1] for level in levels]
         largest = _largest if side == "both" else _largest_signed
         bound = self._unit * np.stack([largest(first, last, cut) for cut in cuts], axis=1)
         infinite = np.full_like(bound, np.inf)
@@ -156,15 +158,6 @@ class ConformalScale:
         never = last < first
         return np.where(never, np.inf, first), np.where(never, 0.0, last)
 
-    def _rank(self, level: float) -> int:
-        rank = _rank(level, self.n_rows)
-        if rank > self.n_rows:
-            raise ValueError(
-                f"{self.n_rows} calibration rows are too few for level {level:g}: "
-                f"it takes at least {rows_needed(level)}"
-            )
-        return max(rank, 1)
-
 
 def _largest(first: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.ndarray:
     """The largest |r| that is within [first, last] and at most cut, over all candidates: (rows, C) -> (rows,)."""
@@ -179,21 +172,84 @@ def _largest_signed(first: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.
     return np.maximum(above, below).max(axis=1)
 
 
+class EachOutput:
+    """Every output calibrated on its own."""
+
+    def __init__(self, outputs: Sequence[ConformalScale]) -> None:
+        self.outputs = tuple(outputs)
+        self.n_rows = self.outputs[0].n_rows
+
+    def bounds(
+        self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side
+    ) -> tuple[np.ndarray, np.ndarray]:  # m times (rows, L) -> (rows, m, levels) twice
+        """Lower and upper bound of y − ŷ."""
+        bounds = [output.bounds(of_output, levels, side) for output, of_output in zip(self.outputs, q, strict=True)]
+        return np.stack([low for low, _ in bounds], axis=1), np.stack([high for _, high in bounds], axis=1)
+
+    def scale(self, q: Sequence[np.ndarray]) -> np.ndarray:  # (rows, m)
+        """σ(x) under the choice of the calibration rows alone."""
+        return np.stack([output.scale(of_output) for output, of_output in zip(self.outputs, q, strict=True)], axis=1)
+
+
+class AllOutputs:
+    """All outputs of a row within their bounds at once, with probability at least `level`:
+
+        score = max over outputs of |r|/(u·σ(x)),
+
+    with its conformal quantile. A third of the rows chooses the σ and the unit u of each output, the others give the
+    quantile, so that the guarantee is exact.
+    """
+
+    def __init__(
+        self, residuals: np.ndarray, q: Sequence[np.ndarray], scales: Sequence[Scales], seed: int
+    ) -> None:  # (n, m), m times (n, L)
+        order = np.random.default_rng(seed).permutation(len(residuals))
+        choosing, rest = np.split(order, [len(order) // 3])
+        if len(choosing) == 0:
+            raise ValueError(f"{len(order)} calibration rows are too few for all outputs at once: it takes at least 3")
+        self.outputs = tuple(
+            ConformalScale(residuals[choosing, o], q[o][choosing], of_output) for o, of_output in enumerate(scales)
+        )
+        self.n_rows = len(rest)
+        units = [math.sqrt(float(np.mean(output.standardised**2))) for output in self.outputs]
+        self._units = np.array([unit or 1.0 for unit in units])
+        signed = residuals[rest] / self._spread([of_output[rest] for of_output in q])  # (rest, m)
+        self._scores = {
+            "both": np.sort(np.abs(signed).max(axis=1)),
+            "upper": np.sort(signed.max(axis=1)),
+            "lower": np.sort(-signed.min(axis=1)),
+        }
+
+    def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> tuple[np.ndarray, np.ndarray]:
+        cuts = np.array([self._scores[side][rank_of(level, self.n_rows) - 1] for level in levels])
+        bound = self._spread(q)[:, :, None] * cuts
+        infinite = np.full_like(bound, np.inf)
+        return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
+
+    def scale(self, q: Sequence[np.ndarray]) -> np.ndarray:
+        return np.stack([output.scale(of_output) for output, of_output in zip(self.outputs, q, strict=True)], axis=1)
+
+    def _spread(self, q: Sequence[np.ndarray]) -> np.ndarray:  # (rows, m)
+        return self.scale(q) * self._units
+
+
 @dataclass(frozen=True)
 class Calibration:
     """What `calibrate` found, in one piece."""
 
-    covariance: Covariance  # answers for every λ of the scales
-    conformal: ConformalScale
+    covariances: tuple[Covariance, ...]  # of each fit, answering for every λ of its scales
+    scales: tuple[Scales, ...]
+    conformal: EachOutput | AllOutputs
     score_before: float  # interval score at 95 % on the calibration rows by the formula; NaN where it has none
     score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
     drift: float  # p-value of "calibration rows have the leverages of training rows"; NaN where not tested
     seen: float  # share of the calibration rows that were training rows
     repeated: float  # and how large it would be by chance, from repetitions among the training rows
+    n_rows: int
 
     def warnings(self) -> list[str]:
         """Where the guarantee rests on something that looks doubtful."""
-        by_chance = self.repeated + 4 * math.sqrt(self.repeated * (1 - self.repeated) / self.conformal.n_rows)
+        by_chance = self.repeated + 4 * math.sqrt(self.repeated * (1 - self.repeated) / self.n_rows)
         if self.seen > by_chance + SEEN:
             return [
                 f"{self.seen:.0%} of the calibration rows were training rows ({self.repeated:.0%} would be by chance): "
@@ -207,12 +263,14 @@ class Calibration:
             ]
         return []
 
-    def variances(self, g: GradientBatch) -> np.ndarray:  # (b, L)
-        """q under each λ of the scales."""
-        return scale_variances(self.covariance, g, self.conformal.scales)
+    @property
+    def questions(self) -> list[Callable[[GradientBatch], np.ndarray]]:
+        """For each fit: q under each λ of the scales."""
+        pairs = zip(self.covariances, self.scales, strict=True)
+        return [partial(scale_variances, covariance, scales) for covariance, scales in pairs]
 
 
-def scale_variances(covariance: Covariance, g: GradientBatch, scales: Scales) -> np.ndarray:  # (b, L)
+def scale_variances(covariance: Covariance, scales: Scales, g: GradientBatch) -> np.ndarray:  # (b, L)
     """q under each λ of the scales."""
     if isinstance(covariance, SpectralCovariance):
         return covariance.variances(g, scales.dampings)
@@ -240,6 +298,16 @@ def rows_needed(level: float) -> int:
     while _rank(level, n) > n:
         n += 1
     return n
+
+
+def rank_of(level: float, n: int) -> int:
+    """Which of n sorted scores is the conformal quantile, counted from 1."""
+    rank = _rank(level, n)
+    if rank > n:
+        raise ValueError(
+            f"{n} calibration rows are too few for level {level:g}: it takes at least {rows_needed(level)}"
+        )
+    return max(rank, 1)
 
 
 def _rank(level: float, n: int) -> int:

@@ -31,6 +31,7 @@ class Layers:
     factor_bytes: int  # what the parts of one row take, those of the rest included
     inner_flops: int  # of an inner product of two rows
     working_bytes: int  # what has to be there besides while they are made
+    vmap: bool = True  # whether torch.func gives those rows; a plain loop does where it cannot
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,35 @@ class Call:
     shape: torch.Size
 
 
-def examine(twin: nn.Module, x: Tensor) -> Layers:
-    """Try every layer of a known kind on the rows of `x`.
+Evaluate = Callable[[], Tensor]  # (b, m)
+
+
+def examine(twin: nn.Module, evaluate: Evaluate, b: int) -> Layers:
+    """Try every layer of a known kind on b rows. Of several outputs a mixture is looked at: all is linear in it.
 
     Rows whose gradients are zero or equal tell nothing, so at least two others are asked for; what cannot be told that
     way gets rows of its own, and so does a layer that is not called: its weights may be used all the same.
     """
     trainable = {name: w for name, w in twin.named_parameters() if w.requires_grad}
     candidates = _candidates(twin)
-    y, calls = _forward(twin, x, candidates)
-    if not y.requires_grad:
+    outputs, calls = _forward(evaluate, candidates)
+    if not outputs.requires_grad:
         raise ValueError(DEPENDS_ON_NOTHING)
+    y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1]).to(outputs)
     deltas = _deltas(y, calls, retain_graph=True)
     guesses: dict[str, dict[int, Part]] = {}
     for name, layer in candidates.items():
         for dim in (0, 1) if calls[name] else ():
             try:
-                guesses.setdefault(name, {})[dim] = _part(layer, calls[name], deltas[name], len(x), dim)
+                guesses.setdefault(name, {})[dim] = _part(layer, calls[name], deltas[name], b, dim)
             except (RuntimeError, IndexError, ValueError):  # the rows are not there
                 continue
     told: dict[str, list[float]] = {name: [] for name in guesses}
-    for i in range(len(x)):  # a row at a time: whole gradients of a large network are not small
+    for i in range(b):  # a row at a time: whole gradients of a large network are not small
         gradients = torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, allow_unused=True)
         by_name = dict(zip(trainable, gradients, strict=True))
         for name, by_dim in guesses.items():
-            expected = [_dense(by_name[each], trainable[each]) for each in _names(name, candidates[name])]
+            expected = [dense(by_name[each], trainable[each]) for each in _names(name, candidates[name])]
             scale = max(float(values.abs().max()) for values in expected)
             for dim in list(by_dim):
                 if not _equal(by_dim[dim].take(slice(i, i + 1)), expected, scale):
@@ -126,15 +131,20 @@ def _itemsize(part: Part) -> int:
     return (part.values if isinstance(part, Rows) else part.delta).itemsize
 
 
-def parts(twin: nn.Module, layers: Layers, x: Tensor) -> tuple[Tensor, list[Part]]:
-    """Outputs (b,) and the part of each layer."""
+def parts(twin: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[Tensor, list[list[Part]]]:
+    """Outputs (b, m) and, for each output, the part of each layer."""
     modules = {name: twin.get_submodule(name) for name in layers.batch_dims}
-    y, calls = _forward(twin, x, modules)
-    deltas = _deltas(y, calls)
-    return y.detach(), [
-        compact(cheapest(_part(layer, calls[name], deltas[name], len(x), layers.batch_dims[name])))
-        for name, layer in modules.items()
-    ]
+    y, calls = _forward(evaluate, modules)
+    blocks = []
+    for i, column in enumerate(y.unbind(dim=1)):
+        deltas = _deltas(column, calls, retain_graph=i < y.shape[1] - 1)
+        blocks.append(
+            [
+                compact(cheapest(_part(layer, calls[name], deltas[name], b, layers.batch_dims[name])))
+                for name, layer in modules.items()
+            ]
+        )
+    return y.detach(), blocks
 
 
 def _candidates(twin: nn.Module) -> dict[str, nn.Module]:
@@ -160,7 +170,7 @@ def _names(name: str, layer: nn.Module) -> tuple[str, ...]:
     return tuple(f"{prefix}{key}" for key, w in layer._parameters.items() if w is not None and w.requires_grad)
 
 
-def _forward(twin: nn.Module, x: Tensor, layers: dict[str, nn.Module]) -> tuple[Tensor, dict[str, list[Call]]]:
+def _forward(evaluate: Evaluate, layers: dict[str, nn.Module]) -> tuple[Tensor, dict[str, list[Call]]]:
     calls: dict[str, list[Call]] = {name: [] for name in layers}
 
     def watch(name: str) -> Callable[..., None]:
@@ -177,7 +187,7 @@ def _forward(twin: nn.Module, x: Tensor, layers: dict[str, nn.Module]) -> tuple[
         layer.register_forward_hook(watch(name), prepend=True, with_kwargs=True) for name, layer in layers.items()
     ]
     try:
-        y = twin(x).reshape(len(x))
+        y = evaluate()
     finally:
         for handle in handles:
             handle.remove()
@@ -208,7 +218,7 @@ def _part(layer: nn.Module, calls: list[Call], deltas: list[Tensor], b: int, dim
     return joined(made)
 
 
-def _dense(gradient: Tensor | None, w: Tensor) -> Tensor:
+def dense(gradient: Tensor | None, w: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(w).flatten()
     return (gradient.to_dense() if gradient.is_sparse else gradient).flatten()

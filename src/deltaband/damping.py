@@ -9,7 +9,8 @@ from typing import Any
 
 # The factor of n·weight_decay, for coupled weight decay. The optimiser adds wd·w to the gradient of the loss, so the
 # objective is loss + wd/2·‖w‖²; λ is what stands before ‖w‖² once the loss is scaled to the sum of squares.
-FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2}
+FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2, "cross_entropy": 1.0}
+BY_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
 
 
 @dataclass(frozen=True)
@@ -26,39 +27,45 @@ class Damping:
             raise ValueError("give weight_decay or damping, not both: damping = λ is what weight_decay is turned into")
         if not isinstance(self.loss, str) or self.loss not in FACTORS:
             raise ValueError(
-                f"loss must be one of {', '.join(map(repr, FACTORS))} (of squared errors), got {self.loss!r}; other "
-                "losses are not covered by the formula"
+                f"loss must be 'mean', 'half_mean' or 'sum' (of squared errors), got {self.loss!r}; other losses are "
+                "not covered by the formula"
             )
         if (self.loss == "sum") != (self.batch_size is not None):
             raise ValueError("batch_size goes with loss='sum', where λ = n·weight_decay/(2·batch_size), and only there")
         if self.batch_size is not None and not (isinstance(self.batch_size, Integral) and self.batch_size >= 1):
             raise ValueError(f"batch_size must be a positive whole number, got {self.batch_size!r}")
         for name in ("weight_decay", "damping"):
-            _check_non_negative(getattr(self, name), name)
+            check_non_negative(getattr(self, name), name)
 
     @property
     def given(self) -> bool:
         """Whether λ will be known."""
         return self.damping is not None or self.weight_decay is not None
 
-    def at(self, n_rows: int | None) -> float | None:
-        """λ for n rows; None where it is not known."""
+    def at(self, n_rows: int | None, n_outputs: int = 1) -> float | None:
+        """λ for n rows of m outputs; None where it is not known."""
         if self.damping is not None:
             return float(self.damping)
         if self.weight_decay is None or n_rows is None:
             return None
-        return n_rows * float(self.weight_decay) * FACTORS[self.loss] / (self.batch_size or 1)
+        terms = n_rows if self.loss in BY_ROW else n_rows * n_outputs
+        return terms * float(self.weight_decay) * FACTORS[self.loss] / (self.batch_size or 1)
 
     def __str__(self) -> str:
+        return self.rule()
+
+    def rule(self, n_outputs: int = 1) -> str:
+        """How λ came about."""
         if self.damping is not None:
             return "given"
         if self.weight_decay is None:
             return "not given"
-        rule = {"mean": "n·wd/2", "half_mean": "n·wd", "sum": f"n·wd/(2·{self.batch_size})"}[self.loss]
-        return f"{rule}, weight decay {self.weight_decay:g}"
+        n = "n" if n_outputs == 1 else "n·m"
+        rules = {"mean": f"{n}·wd/2", "half_mean": f"{n}·wd", "sum": f"n·wd/(2·{self.batch_size})"}
+        return f"{rules.get(self.loss, 'n·wd')}, weight decay {self.weight_decay:g}"
 
 
-def _check_non_negative(value: Any, name: str) -> None:
+def check_non_negative(value: Any, name: str) -> None:
     if value is None:
         return
     if not isinstance(value, Real):

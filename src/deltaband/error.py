@@ -9,19 +9,19 @@ those of all rows, and so is what an engine of a given size makes of them.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from .asking import ask
 from .batch import PRODUCT_ROWS, GradientBatch
-from .capture import Layers
 from .covariance import Engine, Exact, Problem
 from .covariance.memory import largest
-from .gradients import Network, plain_autograd
+from .gradients import Network
+from .inputs import Inputs
+from .twin import plain_autograd
 from .warning import DeltabandWarning
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def affordable(engine: Engine, problem: Problem, memory: float) -> int:
     return rows if rows >= FEWEST_ROWS else 0
 
 
-def report(model: nn.Module, fit: Fit, x: Tensor | None = None, n_sample: int = MOST_ROWS) -> ErrorReport:
+def report(network: Network, fit: Fit, x: Inputs | None = None, n_sample: int = MOST_ROWS) -> ErrorReport:
     """Over the rows `x`, or some training rows that the comparison leaves out.
 
     An engine of more directions than half of the sample would be exact there: it gets half, if the sample is small
@@ -72,33 +72,34 @@ def report(model: nn.Module, fit: Fit, x: Tensor | None = None, n_sample: int = 
     """
     assert fit.sample is not None
     if x is None:
-        asked = min(ASKED, len(fit.sample) // 4)
+        asked = max(1, min(ASKED, len(fit.sample) // 4))
         sample, x = fit.sample[:-asked], fit.sample[-asked:]
     else:
         sample = fit.sample
-    sample = sample[:n_sample]
-    covariance, n_rows, layers = fit.covariance, fit.n_rows, fit.layers
+    m = fit.n_outputs
+    sample = sample[: -(-n_sample // m)]
+    covariance = fit.covariance
     assert covariance.damping is not None
     from scipy.special import stdtrit
 
-    n = len(sample)
+    n, n_rows = len(sample) * m, fit.n_rows * m
     engine = fit.engine.limited(n // 2 if n < n_rows / 2 else n)
     damping = covariance.damping * n / n_rows
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeltabandWarning)
-        sketched, q_sketched = _fitted(model, layers, engine, sample, damping, x)
-        exact, q_exact = _fitted(model, layers, Exact(), sample, damping, x)
-        _, q = ask(Network(model, fit.asked_layers), x, covariance.variance)
+        sketched, q_sketched = _fitted(network, fit, engine, sample, damping, x)
+        exact, q_exact = _fitted(network, fit, Exact(), sample, damping, x)
+        _, q = ask(network.again(fit.asked_layers), x, covariance.variance, fit.rows_at_once)
     p_star = fit.effective_parameters
     true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
     # of more rows p* is larger, but not more than in proportion
     true_p_star = min(float(_corrected(p_star, sketched, exact, 1.0)), exact * n_rows / n)
-    freedom, true_freedom = n_rows - p_star, n_rows - true_p_star
-    if freedom > 0:
+    freedom, true_freedom = fit.degrees_of_freedom, fit.n_rows - true_p_star * fit.shares
+    if freedom.min() > 0:
         student = stdtrit(freedom, 0.975) / stdtrit(true_freedom, 0.975)
         error = np.abs(np.sqrt((1 + q) / (1 + true_q) * true_freedom / freedom) * student - 1)
     else:  # no widths at all, where there should be
-        error = np.full(len(q), np.inf)
+        error = np.full(q.shape, np.inf)
     p_star_error = p_star / true_p_star - 1 if true_p_star > 0 else 0.0
     return ErrorReport(float(error.mean()), float(error.max()), p_star_error, n, repr(engine))
 
@@ -111,23 +112,29 @@ def _corrected(value: Any, sketched: Any, exact: Any, share: float) -> Any:
 
 
 def _fitted(
-    model: nn.Module, layers: Layers, engine: Engine, x: Tensor, damping: float, asked: Tensor
+    network: Network, fit: Fit, engine: Engine, x: Inputs, damping: float, asked: Inputs
 ) -> tuple[float, np.ndarray]:
     """p* of the engine fitted to the rows `x`, and its q of others."""
-    network = Network(model, layers)
-    problem = Problem(len(x), network.n_parameters, network.dtype.itemsize, layers.factor_bytes, x[0].nbytes)
-    if engine.wants_rows(problem):
-        network.layers = None
+    n, itemsize = len(x) * fit.n_outputs, network.dtype.itemsize
+    problem = Problem(n, network.n_parameters, itemsize, fit.layers.factor_bytes, x[:1].nbytes)
+    network = network.again(None if engine.wants_rows(problem) and fit.by_rows else fit.layers)
     with plain_autograd(network.device):
-        chunks = torch.split(x, network.check(x))
+        chunks = list(x.split(network.check(x)))
         sample = None
         if engine.sample_size:  # the rows are in random order
-            leading = torch.split(x[: engine.sample_size], len(chunks[0]))
-            sample = GradientBatch.concatenate(network.gradients(part)[1] for part in leading).merged()
-        started = engine.start(n_rows=len(x), damping=damping, sample=sample)
-        several = 1 if network.layers is None else max(1, PRODUCT_ROWS // len(chunks[0]))
+            leading = x[: -(-engine.sample_size // fit.n_outputs)].split(len(chunks[0]))
+            sample = GradientBatch.concatenate(_gradients(network, leading)).merged().between(0, engine.sample_size)
+        started = engine.start(n_rows=n, damping=damping, sample=sample)
+        several = 1 if network.layers is None else max(1, PRODUCT_ROWS // (len(chunks[0]) * fit.n_outputs))
         for first in range(0, len(chunks), several):
-            parts = [network.gradients(part)[1] for part in chunks[first : first + several]]
-            started.update(parts[0] if several == 1 else GradientBatch.concatenate(parts).merged())
+            parts = list(_gradients(network, chunks[first : first + several]))
+            for part in parts if several == 1 else [GradientBatch.concatenate(parts).merged()]:
+                started.update(part)
         covariance = started.finalise(damping)
-    return covariance.effective_parameters, ask(network, asked, covariance.variance)[1]
+    return covariance.effective_parameters, ask(network, asked, covariance.variance, fit.rows_at_once)[1]
+
+
+def _gradients(network: Network, chunks: Iterable[Inputs]) -> Iterator[GradientBatch]:
+    for x in chunks:
+        for group in network.groups():
+            yield network.gradients(x, group)[1]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .calibration import PRIOR_RELATIVE_DAMPING, Side
 from .capture import Layers
 from .covariance import Covariance, Engine
 from .error import TOLERABLE, ErrorReport
+from .inputs import Inputs
 from .trace import SeenRows
 
 
@@ -22,7 +22,7 @@ class Fit:
 
     covariance: Covariance  # without a λ if none was given
     engine: Engine  # the settings it was made with
-    rss: float
+    rss: np.ndarray  # (m,) residual sum of squares of each output
     n_rows: int
     n_parameters: int
     dtype: torch.dtype
@@ -30,15 +30,29 @@ class Fit:
     layers: Layers
     by_rows: bool  # whether the covariance asks for rows, not for inner products
     seen: SeenRows
-    leverages: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of training rows; none where not exact
-    sample: Tensor | None = None  # inputs of training rows, in random order; none where exact
+    outputs: tuple[int, ...] = (0,)  # of the network, that it is to
+    n_returned: int = 1  # how many outputs the network has, those not asked about included
+    shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) of p* that each output has
+    leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) of training rows; if exact
+    sample: Inputs | None = None  # inputs of training rows, in random order; none where exact
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
-    rows_at_once: int = 1  # to be asked together, where that saves work
+    rows_at_once: int = 0  # to be asked together, where that saves work
 
     @property
     def asked_layers(self) -> Layers | None:
         """What gradients must come by that the covariance is asked with."""
         return None if self.by_rows else self.layers
+
+    @property
+    def way(self) -> str:
+        """How gradients come about."""
+        if self.by_rows:
+            return "whole rows, by torch.func"
+        covered, rest = len(self.layers.batch_dims), len(self.layers.rest)
+        ways = [f"{covered} layers without rows"] if covered else []
+        if rest:
+            ways.append(f"{rest} parameters by {'torch.func' if self.layers.vmap else 'a plain loop over the rows'}")
+        return ", ".join(ways)
 
     @property
     def effective_parameters(self) -> float:
@@ -53,25 +67,30 @@ class Fit:
         return spectral.at(PRIOR_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
 
     @property
-    def degrees_of_freedom(self) -> float:
-        return self.n_rows - self.effective_parameters
+    def n_outputs(self) -> int:
+        return len(self.rss)
 
     @property
-    def noise_std(self) -> float:
-        nu = self.degrees_of_freedom
-        return math.sqrt(self.rss / nu) if nu > 0 else math.nan
+    def degrees_of_freedom(self) -> np.ndarray:  # (m,)
+        return self.n_rows - self.effective_parameters * self.shares
 
-    def student(self, level: float, side: Side = "both") -> float:
+    @property
+    def noise_std(self) -> np.ndarray:  # (m,)
+        nu = self.degrees_of_freedom
+        return np.sqrt(self.rss / np.where(nu > 0, nu, np.nan))
+
+    def student(self, level: float, side: Side = "both") -> np.ndarray:  # (m,)
         """t · s: an interval's half width over its spread √(1 + q)."""
         from scipy.special import stdtrit
 
-        return float(stdtrit(self.degrees_of_freedom, (1 + level) / 2 if side == "both" else level)) * self.noise_std
+        return stdtrit(self.degrees_of_freedom, (1 + level) / 2 if side == "both" else level) * self.noise_std
 
     def warnings(self) -> list[str]:
         """Where the formula, or the sketch, should not be trusted."""
         if self.covariance.damping is None:
             return []
-        n, nu, p_star = self.n_rows, self.degrees_of_freedom, self.effective_parameters
+        nu = float(self.degrees_of_freedom.min())  # of the output that has fewest
+        n, p_star = self.n_rows, self.n_rows - nu
         missed = self.covariance.missed_parameters
         messages = []
         if nu <= 0:

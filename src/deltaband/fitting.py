@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import error
 from .asking import ask, checked_gradients
@@ -18,51 +19,57 @@ from .covariance import Engine, Exact, Plan, Problem, plan
 from .damping import Damping
 from .data import EMPTY, Batches
 from .fitted import Fit
-from .gradients import Network, plain_autograd, twin
+from .gradients import Network
+from .inputs import Inputs
 from .recomputed import Recomputed
 from .trace import RowSample, RowTrace
+from .twin import fingerprint, plain_autograd
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, in one question
 LEVERAGES = 512  # training rows whose leverages new rows are compared with
 
 
+Squares = Callable[[Tensor, Tensor, int], Tensor]  # outputs (b, m), targets, outputs returned -> squares (b, m)
+
+
 def planned(
     network: Network, batches: Batches, engine: Engine | None, damping: Damping, memory: float | None
-) -> tuple[Plan, Batches]:
-    """The plan, and the data as if nothing had been read. The network knows its layers afterwards."""
-    x, batches = batches.peek()
+) -> tuple[Plan, Inputs, Tensor, Batches]:
+    """The plan, the first rows, and the data as if nothing had been read. The network knows its layers afterwards."""
+    x, y, batches = batches.peek()
     with plain_autograd(network.device):
         network.check(x)
         layers = network.examine(x)
+        looked = x[:CHUNK_ROWS_AT_LEAST]
         start = time.perf_counter()
-        network.gradients(x[:CHUNK_ROWS_AT_LEAST])
+        network.gradients(looked, next(network.groups()))
         seconds = time.perf_counter() - start
+    m = network.n_outputs
     problem = Problem(
-        batches.n_rows,
+        None if batches.n_rows is None else batches.n_rows * m,
         network.n_parameters,
         network.dtype.itemsize,
         layers.factor_bytes,
-        network.prepare(x[:1]).nbytes,
+        -(-network.prepare(x[:1]).nbytes // m),
         layers.inner_flops,
-        seconds / len(x[:CHUNK_ROWS_AT_LEAST]),
+        seconds / (len(looked) * m),
         damped=damping.given,
         twice=batches.twice,
     )
-    return plan(problem, engine, memory), batches
+    return plan(problem, engine, memory), x, y, batches
 
 
 def fit(
-    model: nn.Module,
+    network: Network,
     batches: Batches,
     engine: Engine | None,  # None: the best that fits
     damping: Damping,
     memory: float | None,
     progress: bool,
+    squares: Squares,
 ) -> Fit:
-    network = Network(model)
-    if engine is not None:
-        _check(engine, batches, damping)
-    schedule, batches = planned(network, batches, engine, damping, memory)
+    schedule, x, y, batches = planned(network, batches, engine, damping, memory)
+    squares(network.outputs(x[:1]).cpu(), y[:1], network.n_returned)  # whatever is wrong with the targets is said now
     option, layers = schedule.chosen, network.layers
     if option is None:
         used = "" if batches.twice else " (its first batch is read: a generator has to be made anew)"
@@ -70,48 +77,69 @@ def fit(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
     assert layers is not None
-    problem = option.problem
+    problem, m = option.problem, network.n_outputs
     if option.engine.wants_rows(problem):
-        network.layers = None
+        network.take_rows(x)
     remember = _Inputs(network, problem, schedule.memory - option.nbytes) if problem.recomputed else None
-    # one by one, rows are asked for; inner products are faster for many at once
-    rows_at_once = 1
+    # rows are taken as they come; inner products are faster for many at once
+    rows_at_once = 0
     if remember is not None:
         rows_at_once = remember.together
     elif network.layers is not None:
         rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
     n_sample = 0
     if not isinstance(option.engine, Exact):
-        n_sample = error.affordable(option.engine, problem, schedule.memory)
-    n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // problem.input_bytes))
+        n_sample = error.affordable(option.engine, problem, schedule.memory) // m
+    n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // (m * problem.input_bytes)))
     trace = RowTrace(max(n_leverages, n_sample))
     with plain_autograd(network.device):
         sample = _sample(option.engine, network, batches, progress) if option.engine.sample_size else None
-        started = option.engine.start(n_rows=batches.n_rows, damping=damping.at(batches.n_rows), sample=sample)
+        n_rows = batches.n_rows
+        started = option.engine.start(
+            n_rows=problem.n_rows, damping=damping.at(n_rows, network.n_returned), sample=sample
+        )
         del sample  # the engine has what it wants of it
-        rss, count = _pass(network, batches, started, rows_at_once, remember, trace, progress)
-    settings = started.limited(2 * count)
+        rss, count = _pass(network, batches, started, rows_at_once, remember, trace, squares, progress)
+    settings = started.limited(2 * count * m)
     found = Fit(
-        started.finalise(damping.at(count)),
+        started.finalise(damping.at(count, network.n_returned)),
         settings,
         rss,
         count,
         network.n_parameters,
         network.dtype,
-        network.fingerprint(),
+        fingerprint(network.twin),
         layers,
         network.layers is None,
         trace.seen(),
-        rows_at_once=min(rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * count))),
+        n_returned=network.n_returned,
+        rows_at_once=min(rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * count * m))),
     )
     rows = trace.sample()
-    if found.covariance.error_bound == 0.0:
-        _, h = ask(network, rows[:n_leverages], found.reference.leverage, found.rows_at_once)
-        return replace(found, leverages=h)
-    if min(len(rows), n_sample) < error.FEWEST_ROWS:
+    exact = found.covariance.error_bound == 0.0
+    if exact or (m > 1 and found.covariance.damping is not None):
+        found = _with_leverages(found, network, rows[:n_leverages], exact)
+    if exact or min(len(rows), n_sample) * m < error.FEWEST_ROWS:
         return found
     found = replace(found, sample=rows[:n_sample])
-    return found if found.covariance.damping is None else replace(found, error=error.report(model, found))
+    return found if found.covariance.damping is None else replace(found, error=error.report(network, found))
+
+
+def _with_leverages(found: Fit, network: Network, rows: Inputs, exact: bool) -> Fit:
+    """What some of the training rows have: how p* is shared among the outputs, and h itself where it is exact."""
+    covariance = found.reference
+
+    def question(g: GradientBatch) -> np.ndarray:
+        return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
+
+    if network.n_outputs == 1:
+        _, h = ask(network, rows, covariance.leverage, found.rows_at_once)
+        return replace(found, leverages=h)
+    _, answers = ask(network, rows, question, found.rows_at_once)  # (rows, m, 2)
+    h, q = answers[:, :, 0], answers[:, :, 1]
+    own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
+    shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
+    return replace(found, shares=shares, leverages=h if exact else found.leverages)
 
 
 def _pass(
@@ -121,21 +149,24 @@ def _pass(
     rows_at_once: int,
     remember: _Inputs | None,
     trace: RowTrace,
+    squares: Squares,
     progress: bool,
-) -> tuple[float, int]:
-    """Every row goes to the engine and the trace; the residual sum of squares, and how many rows there were."""
-    rss, count, energy = 0.0, 0, 0.0
+) -> tuple[np.ndarray, int]:
+    """Every row goes to the engine and the trace; the residual sums of squares, and how many rows there were."""
+    rss, count, energy = np.zeros(network.n_outputs), 0, 0.0
     waiting: list[GradientBatch] = []
     with _bar("deltaband", batches, progress) as bar:
         for x, targets, first in batches.chunks(network.check):
-            outputs, gradients = checked_gradients(network, x, first)
-            waiting.append(gradients if remember is None else remember(x))
-            if sum(map(len, waiting)) >= rows_at_once:
-                engine.update(_together(waiting))
-                waiting = []
+            outputs = []
+            for group, (part, gradients) in zip(network.groups(), checked_gradients(network, x, first), strict=True):
+                outputs.append(part.cpu())
+                waiting.append(gradients if remember is None else remember(x, group))
+                if sum(map(len, waiting)) >= rows_at_once:
+                    engine.update(_together(waiting))
+                    waiting = []
+                energy += float(gradients.squared_norms.sum())
             trace.update(network.prepare(x), targets)
-            rss += float((targets - outputs.cpu().double()).square().sum())
-            energy += float(gradients.squared_norms.sum())
+            rss += squares(torch.cat(outputs, dim=1), targets, network.n_returned).sum(dim=0).numpy()
             count += len(x)
             bar.update(len(x))
     if waiting:
@@ -149,7 +180,7 @@ def _pass(
     return rss, count
 
 
-def _check(engine: Engine, batches: Batches, damping: Damping) -> None:
+def check(engine: Engine, batches: Batches, damping: Damping) -> None:
     """Whether these data will do for this engine, before any of them is read."""
     if engine.needs_damping and damping.at(batches.n_rows) is None:
         raise ValueError(
@@ -171,7 +202,7 @@ def _sample(engine: Engine, network: Network, batches: Batches, progress: bool) 
     """The gradients of `sample_size` training rows, drawn in a pass that computes no others."""
     # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and do
     # without some of the sampled rows the second time.
-    drawn = RowSample(engine.sample_size, engine.seed)
+    drawn = RowSample(-(-engine.sample_size // network.n_outputs), engine.seed)
     with _bar("deltaband, drawing a sample", batches, progress) as bar:
         for x, _, _ in batches.chunks(network.check):
             drawn.update(network.prepare(x))
@@ -180,15 +211,18 @@ def _sample(engine: Engine, network: Network, batches: Batches, progress: bool) 
     if X is None:
         raise ValueError(EMPTY)
     parts = []
-    for x in torch.split(X, network.check(X)):
-        _, gradients = network.gradients(x)
-        # The pass to come names a row that is not finite by its number in the data.
-        finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
-        parts += [gradients.take(finite)] if len(finite) else []
+    for x in X.split(network.check(X)):
+        for group in network.groups():
+            _, gradients = network.gradients(x, group)
+            # The pass to come names a row that is not finite by its number in the data.
+            finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
+            parts += [gradients.take(finite)] if len(finite) else []
     if not parts:
         for x, _, first in batches.chunks(network.check):
-            checked_gradients(network, x, first)
-    return GradientBatch.concatenate(parts).merged()
+            for _ in checked_gradients(network, x, first):
+                pass
+    sample = GradientBatch.concatenate(parts).merged()
+    return sample if len(sample) <= engine.sample_size else sample.between(0, engine.sample_size)
 
 
 def _together(batches: list[GradientBatch]) -> GradientBatch:
@@ -207,16 +241,10 @@ class _Inputs:
     """Of each row the input alone, in the place of its gradient."""
 
     def __init__(self, network: Network, problem: Problem, spare: float) -> None:
-        assert network.layers is not None
-        self._model = twin(network.twin, own_weights=True)
-        self._layers = network.layers
-        self._network = network
+        self._network = network.again(network.layers, own_weights=True)
         # half is for the rows that meet them
         weights = problem.n_parameters * problem.itemsize
         self.together = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
 
-    def __call__(self, x: Tensor) -> GradientBatch:
-        prepared = self._network.prepare(x)
-        return GradientBatch(
-            (Recomputed(self._model, self._layers, prepared, self._network.n_parameters, self.together),)
-        )
+    def __call__(self, x: Inputs, group: slice) -> GradientBatch:
+        return GradientBatch((Recomputed(self._network, self._network.prepare(x), group, self.together),))

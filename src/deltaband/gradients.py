@@ -1,27 +1,27 @@
-"""Per-row gradients of a network: the rows of J.
-
-`Network` is a private, eval-mode twin of the user's module. It shares the module's tensors but none of its state, so
-nothing that happens here can be seen on the user's side, and every caller (every thread) can have its own.
-"""
+"""Per-row gradients of a network: the rows of J."""
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import capture
 from .batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Held
 from .capture import Layers
-from .layers import Rows
+from .choice import Choice, chosen, owner
+from .inputs import Inputs
+from .layers import Part, Rows
+from .twin import plain_autograd, twin, unwrapped
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
@@ -31,18 +31,36 @@ PAST_THE_TREE = (
     "gradients would be missing: register them as submodules or parameters"
 )
 
+Head = Callable[[Tensor], Tensor]  # (b, M) -> (b, m): of a network's outputs what is asked about
+
 
 class Network:
-    """A trained network as a differentiable function of its trainable parameters, one number for each input row.
+    """A trained network as a differentiable function of its parameters: m numbers for each row of its inputs.
 
-    Frozen parameters are constants. A parameter used in several places counts once. With `layers` gradients come layer
-    by layer, without rows where that is possible.
+    `output` picks a tensor from whatever the model returns, `head` makes of it, as (b, M), the (b, m) numbers whose
+    gradients are asked for. Frozen parameters, and those not chosen, are constants. A parameter used in several places
+    counts once. With `layers` gradients come layer by layer, without rows where that is possible.
     """
 
-    def __init__(self, model: nn.Module, layers: Layers | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Layers | None = None,
+        *,
+        parameters: Choice = "all",
+        output: Callable[[Any], Tensor] | None = None,
+        head: Head | None = None,
+        own_weights: bool = False,
+    ) -> None:
         self.layers = layers
-        self.twin = twin(model)
-        self.parameters = {name: w.detach() for name, w in self.twin.named_parameters() if w.requires_grad}
+        self.head = head
+        self._output = output
+        model = unwrapped(model)
+        names = chosen(model, parameters)
+        self.twin = twin(model, names.__contains__, own_weights)
+        self._trainable = {name: w for name, w in self.twin.named_parameters() if w.requires_grad}
+        self._last = owner(next(reversed(self._trainable))) if parameters == "last" and self._trainable else None
+        self.parameters = {name: w.detach() for name, w in self._trainable.items()}
         if not self.parameters:
             raise ValueError(
                 "the model has no trainable parameters: the delta method needs gradients with respect to at least "
@@ -64,200 +82,282 @@ class Network:
         self.dtype = tensors[0].dtype
         for w in tensors:
             self.dtype = torch.promote_types(self.dtype, w.dtype)
+        self.n_outputs = 0  # not known before `check`
+        self.n_returned = 0  # before the head
+        self._outputs_at_once = 1
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def again(self, layers: Layers | None = None, head: Head | None = None, own_weights: bool = False) -> Network:
+        """A network of the same parameters with a twin of its own: for another thread, or another head."""
+        made = Network(self.twin, layers, output=self._output, head=head or self.head, own_weights=own_weights)
+        made.n_outputs = self.n_outputs if head is None else 0
+        return made
+
+    def prepare(self, x: Any) -> Inputs:
         """A copy of `x` (a network may work on its input in place), in the network's dtype where it is not integer."""
-        x = x.detach().to(self.device, self.dtype if x.is_floating_point() else None, copy=True)
-        return x.clone() if x.is_inference() else x
 
-    def check(self, x: Tensor) -> int:
-        """How many rows of J fit into one chunk. Raises unless the network gives one real number for each row of `x`.
+        def prepared(x: Tensor) -> Tensor:
+            x = x.detach().to(self.device, self.dtype if x.is_floating_point() else None, copy=True)
+            return x.clone() if x.is_inference() else x
+
+        return Inputs.of(x).map(prepared)
+
+    def evaluate(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Tensor:  # (b, m)
+        """What the head makes of the outputs, with the network's own parameters or others."""
+        y = self._call(x, parameters).reshape(len(x), -1)
+        return y if self.head is None else self.head(y)
+
+    def _call(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Any:
+        args, kwargs = self._arguments(x)
+        y = self.twin(*args, **kwargs) if parameters is None else functional_call(self.twin, parameters, args, kwargs)
+        return y if self._output is None else self._output(y)
+
+    def _arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Several tensors are several arguments, tensors by name are named ones, unless `forward` takes them as one."""
+        if x.single:
+            return x.tensors, {}
+        if x.names is None:
+            return ((x.tensors,) if _places(self.twin) == 1 and len(x.tensors) > 1 else x.tensors), {}
+        by_name = dict(zip(x.names, x.tensors, strict=True))
+        return ((), by_name) if _takes(self.twin, x.names) else ((by_name,), {})
+
+    def check(self, x: Any) -> int:
+        """How many rows of `x` go into one chunk. Raises unless the network gives real numbers for each row of `x`.
 
         Two rows are enough to tell, and to measure what a pass will have in memory of each: what backward remembers, or
         what the layers give, where it remembers nothing because they are frozen.
         """
-        x = self.prepare(x[:2])
+        x = self.prepare(Inputs.of(x)[:2])
         b = len(x)
         weights = {w.data_ptr() for w in self.twin.parameters()}
         remembered = given = 0
+        last: str | None = None
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal remembered
             remembered += 0 if tensor.data_ptr() in weights else tensor.nbytes
             return tensor
 
-        def weigh(module: nn.Module, args: Any, output: Any) -> None:
-            nonlocal given
-            given += output.nbytes if isinstance(output, Tensor) else 0
+        def weigh(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                nonlocal given, last
+                given += output.nbytes if isinstance(output, Tensor) else 0
+                last = name if any(True for _ in module.parameters()) else last
+
+            return hook
 
         with ExitStack() as stack:
             stack.enter_context(plain_autograd(self.device))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
-            for module in self.twin.modules():
-                if next(module.children(), None) is None:
-                    stack.callback(module.register_forward_hook(weigh).remove)
+            for name, module in self.twin.named_modules():
+                if next(module.children(), None) is None or name == self._last:
+                    stack.callback(module.register_forward_hook(weigh(name)).remove)
             try:
-                y = self.twin(x.clone())
+                y = self._call(x.map(torch.clone))
             except Exception as error:
-                hint = "" if x.is_floating_point() else "; if these are not indices of an Embedding, pass x.float()"
-                raise ValueError(
-                    f"the network could not be evaluated on a batch of shape {tuple(x.shape)} and {x.dtype}: "
-                    f"{error}{hint}"
-                ) from error
-        self._check_output(y, b)
+                integer = any(not tensor.is_floating_point() for tensor in x.tensors)
+                hint = "; if these are not indices of an Embedding, pass x.float()" if integer else ""
+                raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
+            self._check_output(y, b)
+            y = self._headed(y, b)
         if b > 1:
-            with plain_autograd(self.device), torch.no_grad():
-                try:
-                    alone = self.twin(x[:1].clone()).reshape(-1)[0]
-                except Exception as error:
-                    raise ValueError(f"the network could not be evaluated on a single row: {error}") from error
-            if not torch.isclose(y.detach().reshape(-1)[0], alone, rtol=1e-3, atol=1e-5, equal_nan=True):
-                raise ValueError(
-                    "the network's output for a row depends on the other rows of the batch, or changes from call to "
-                    f"call ({alone.item():.4g} alone, {y.reshape(-1)[0].item():.4g} in a batch): not supported"
-                )
+            self._check_alone(x[:1], y[0].detach())
+        if self._last is not None and last not in (None, self._last):
+            raise ValueError(
+                f"parameters='last' takes the layer that was registered last, {self._last!r}, but {last!r} runs last: "
+                f"name it, parameters=['{last}.*']"
+            )
         own = self.n_parameters * self.dtype.itemsize
         if self.layers is not None:
             own = self.layers.factor_bytes + self.layers.working_bytes
-        row_bytes = own + (x.nbytes + 2 * max(remembered, given)) // b
-        fewest = max(1, min(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES_AT_MOST // row_bytes))
+        pass_bytes = (x.nbytes + 2 * max(remembered, given)) // b
+        self._outputs_at_once = max(1, min(self.n_outputs, CHUNK_BYTES_AT_MOST // max(own, 1)))
+        row_bytes = own * self._outputs_at_once + pass_bytes
+        fewest = max(1, min(CHUNK_ROWS_AT_LEAST // self.n_outputs, CHUNK_BYTES_AT_MOST // row_bytes))
         return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
+
+    def _headed(self, y: Tensor, b: int) -> Tensor:
+        y = y.reshape(b, -1)
+        self.n_returned = y.shape[1]
+        y = y if self.head is None else self.head(y)
+        self.n_outputs = y.shape[1]
+        return y
+
+    def _check_alone(self, x: Inputs, in_batch: Tensor) -> None:
+        """Whether a row's outputs are its own."""
+        with plain_autograd(self.device), torch.no_grad():
+            try:
+                alone = self.evaluate(x.map(torch.clone))[0]
+            except Exception as error:
+                raise ValueError(f"the network could not be evaluated on a single row: {error}") from error
+        scale = 1e-5 * (1 + float(alone.abs().max().nan_to_num(0.0, 0.0, 0.0)))
+        if not torch.allclose(in_batch, alone, rtol=1e-3, atol=scale, equal_nan=True):
+            i = int((in_batch - alone).abs().nan_to_num(torch.inf).argmax())
+            raise ValueError(
+                "the network's output for a row depends on the other rows of the batch, or changes from call to "
+                f"call ({alone[i].item():.4g} alone, {in_batch[i].item():.4g} in a batch): not supported"
+            )
 
     def _check_output(self, y: Any, b: int) -> None:
         if not isinstance(y, Tensor):
             raise TypeError(
-                f"the network must return one tensor, got {type(y).__name__}; a network that returns its own variance "
-                "or several values is not covered: wrap it in a module that returns the prediction alone"
+                f"the network must return one tensor, got {type(y).__name__}; pick the prediction with "
+                "output=, for instance output=lambda out: out[0] or output=lambda out: out.logits"
             )
         if not y.is_floating_point():
             raise TypeError(f"the network must return real numbers, got {y.dtype}")
-        if y.ndim == 2 and len(y) == b and y.shape[1] > 1:
+        rows = y.ndim in (1, 2) and len(y) == b and y.numel() > 0
+        if not rows and not (b == 1 and y.ndim == 0):
             raise ValueError(
-                f"the network returns {y.shape[1]} outputs a row: several outputs, or an output with its own variance, "
-                "are not supported yet; expected (b,) or (b, 1). Wrap the network in a module that returns one output"
-            )
-        if tuple(y.shape) not in {(b,), (b, 1)} and not (b == 1 and y.ndim == 0):
-            raise ValueError(
-                f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},) or ({b}, 1)"
+                f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},), or ({b}, m) for "
+                "m outputs; pick some of it with output=, for instance output=lambda y: y[:, -1]"
             )
 
-    def examine(self, x: Tensor) -> Layers:
+    def examine(self, x: Any) -> Layers:
         """Find out which layers do without rows, by some of the rows of `x`; gradients come layer by layer from now."""
-        x = self.prepare(_distinct(x))
+        x = self.prepare(_distinct(Inputs.of(x)))
         with plain_autograd(self.device):
             try:
-                past_the_tree = functional_call(self.twin, self.parameters, (x.clone(),)).requires_grad
-                self.layers = capture.examine(self.twin, x)
+                past_the_tree = self.evaluate(x.map(torch.clone), self.parameters).requires_grad
+                self.layers = capture.examine(self.twin, lambda: self.evaluate(x.map(torch.clone)), len(x))
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
         if past_the_tree:
             raise TypeError(PAST_THE_TREE)
+        if self.layers.rest and not self._vmap_works(self.layers.rest, x):
+            self.layers = replace(self.layers, vmap=False)
         return self.layers
 
-    def gradients(self, x: Tensor) -> tuple[Tensor, GradientBatch]:
-        """Outputs (b,) and gradients of the rows of `x`, from one forward and one backward pass."""
+    def take_rows(self, x: Any) -> None:
+        """Whole rows in one piece from now on, if that works on the rows of `x`."""
+        if self._vmap_works(tuple(self.parameters), self.prepare(Inputs.of(x))):
+            self.layers = None
+
+    def _vmap_works(self, names: tuple[str, ...], x: Inputs) -> bool:
+        """Whether torch.func gives the gradients that plain autograd does, on two rows, and without falling back to a
+        loop of its own, of which it warns."""
+        x = x[:2]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                _, fast = self._vmapped(names, x, slice(None))
+            except Exception:
+                return False
+        _, plain = self._looped(names, x, slice(None))
+        return bool(torch.allclose(fast, plain, rtol=1e-3, atol=1e-4 * float(plain.abs().max())))
+
+    def groups(self) -> Iterator[slice]:
+        """The outputs, so many at a time that the gradients of one row fit into memory."""
+        for start in range(0, self.n_outputs, self._outputs_at_once):
+            yield slice(start, min(start + self._outputs_at_once, self.n_outputs))
+
+    def gradients(self, x: Any, group: slice = slice(None)) -> tuple[Tensor, GradientBatch]:
+        """Outputs (b, m) and their gradients, from one forward pass: those of the first output of all rows, those of
+        the second, and so on."""
         x = self.prepare(x)
+        if not self.n_outputs:
+            self.check(x)
         if self.layers is None:
-            outputs, rows = self._rows(self.parameters, x)
-            return outputs, GradientBatch.of(rows)
+            outputs, rows = self._vmapped(tuple(self.parameters), x, group)
+            return outputs, GradientBatch.of(*rows)
         with plain_autograd(self.device):
-            outputs, parts = capture.parts(self.twin, self.layers, x.clone())
+            outputs, parts = capture.parts(
+                self.twin, self.layers, lambda: self.evaluate(x.map(torch.clone))[:, group], len(x)
+            )
+        blocks: list[list[Part]] = parts
         if self.layers.rest:
-            _, rows = self._rows({name: self.parameters[name] for name in self.layers.rest}, x)
-            parts.append(Rows(rows))
-        return outputs, GradientBatch((Held(parts),))
+            compute = self._vmapped if self.layers.vmap else self._looped
+            _, rows = compute(self.layers.rest, x, group)
+            blocks = [[*block, Rows(of_output)] for block, of_output in zip(parts, rows, strict=True)]
+        return outputs, GradientBatch(tuple(map(Held, blocks)))
 
-    def _rows(self, parameters: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:  # (b,), (b, p)
-        """Outputs and rows of J for some of the parameters."""
-        others = {name: w for name, w in self.parameters.items() if name not in parameters}
+    def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
+        """Outputs (b, m) and rows of J (m, b, p) for some of the parameters."""
+        varied = {name: self.parameters[name] for name in names}
+        others = {name: w for name, w in self.parameters.items() if name not in varied}
 
-        def output(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
-            return functional_call(self.twin, {**others, **parameters}, (row.unsqueeze(0),)).reshape(())
+        def outputs(varied: dict[str, Tensor], *row: Tensor) -> Tensor:  # (m,)
+            one = replace(x, tensors=tuple(part.unsqueeze(0) for part in row))
+            return self.evaluate(one, {**others, **varied})[0, group]
 
+        def single(varied: dict[str, Tensor], *row: Tensor) -> Tensor:
+            return outputs(varied, *row)[0]
+
+        def several(varied: dict[str, Tensor], *row: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+            y, pull = vjp(lambda varied: outputs(varied, *row), varied)  # type: ignore[misc]
+            return vmap(pull)(torch.eye(len(y), dtype=y.dtype, device=y.device))[0], y
+
+        is_single = self.n_outputs == 1
+        each: Callable[..., tuple[dict[str, Tensor], Tensor]] = grad_and_value(single) if is_single else several
         # the other kernels of attention have no batching rule
         with plain_autograd(self.device), sdpa_kernel(SDPBackend.MATH):
             try:
-                by_name, outputs = vmap(grad_and_value(output), in_dims=(None, 0))(parameters, x)
+                by_name, y = vmap(each, in_dims=(None, *[0] * len(x.tensors)))(varied, *x.tensors)
             except Exception as error:
-                raise TypeError(
-                    "torch.func could not compute per-row gradients of this network (layers such as nn.GRU, "
-                    "branches that depend on the data, random numbers or state written in forward are not supported "
-                    f"yet): {error}"
-                ) from error
-            rows = torch.cat([g.reshape(len(x), -1).to(self.dtype) for g in by_name.values()], dim=1)
-        if outputs.requires_grad or rows.requires_grad:
+                raise TypeError(f"torch.func could not compute per-row gradients of this network: {error}") from error
+        if is_single:
+            y, by_name = y[:, None], {name: g[:, None] for name, g in by_name.items()}
+        b, m = y.shape
+        rows = torch.cat([g.reshape(b, m, -1).to(self.dtype) for g in by_name.values()], dim=2).movedim(1, 0)
+        if y.requires_grad or rows.requires_grad:
             raise TypeError(PAST_THE_TREE)
-        return outputs, rows
+        return y, rows
 
-    def outputs(self, x: Tensor) -> Tensor:
-        """Outputs (b,) alone, without gradients."""
+    def _looped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
+        """The same by plain autograd, row by row and output by output."""
+        varied = [self._trainable[name] for name in names]
+        outputs, rows = [], []
+        with plain_autograd(self.device):
+            for one in x.split(1):
+                y = self.evaluate(one.map(torch.clone))[0, group]
+                of_row = [torch.autograd.grad(value, varied, retain_graph=True, allow_unused=True) for value in y]
+                rows.append(torch.stack([_flat(gradients, varied, self.dtype) for gradients in of_row]))
+                outputs.append(y.detach())
+        return torch.stack(outputs), torch.stack(rows, dim=1)
+
+    def outputs(self, x: Any) -> Tensor:
+        """Outputs (b, m) alone, without gradients."""
+        x = Inputs.of(x)
         with plain_autograd(self.device), torch.no_grad():
-            parts = torch.split(x, self.check(x))
-            return torch.cat([self.twin(self.prepare(part)).reshape(len(part)) for part in parts])
-
-    def fingerprint(self) -> dict[str, str]:
-        """A digest of each parameter and buffer, what is trainable, and the types of the modules."""
-        state = {**dict(self.twin.named_parameters()), **dict(self.twin.named_buffers())}
-        kinds = {f"module {name!r}": type(module).__qualname__ for name, module in self.twin.named_modules()}
-        return {name: _digest(tensor) for name, tensor in state.items()} | kinds
+            return torch.cat([self.evaluate(self.prepare(part)) for part in x.split(self.check(x))])
 
 
-def _distinct(x: Tensor) -> Tensor:
+def _flat(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter], dtype: torch.dtype) -> Tensor:
+    pairs = zip(gradients, parameters, strict=True)
+    return torch.cat([capture.dense(gradient, w).to(dtype) for gradient, w in pairs])
+
+
+def _distinct(x: Inputs) -> Inputs:
     """Up to EXAMINED rows that differ; a single row beside itself with some noise, where that is possible."""
     rows = x[np.unique(np.linspace(0, len(x) - 1, EXAMINED).round().astype(int))]
-    if len(rows) == 1 or bool((rows == rows[:1]).all()):
-        rows = rows[:1]
-        if x.is_floating_point():
-            noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0)).to(rows)
-            rows = torch.cat([rows, rows + 0.1 * noise * (1 + rows.abs())])
-    return rows
+    if len(rows) > 1 and not all(bool((tensor == tensor[:1]).all()) for tensor in rows.tensors):
+        return rows
+    rows = rows[:1]
+    if not any(tensor.is_floating_point() for tensor in rows.tensors):
+        return rows
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor + 0.1 * torch.randn(tensor.shape, generator=generator).to(tensor) * (1 + tensor.abs())
+
+    return Inputs.cat([rows, rows.map(noisy)])
 
 
-def twin(model: nn.Module, own_weights: bool = False) -> nn.Module:
-    """A copy of the module tree, in eval mode, around the very same parameters, or around copies of them.
-
-    Buffers are copied in any case: a forward pass may write to them.
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("a TorchScript module cannot be differentiated row by row: pass the original nn.Module")
-    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the module it was given
-    model = model.module if isinstance(model, nn.DataParallel) else model
-    shared: dict[int, object] = {
-        id(w): nn.Parameter(w.detach().clone(), w.requires_grad) if own_weights else w for w in model.parameters()
-    }
-    for module in model.modules():
-        for value in vars(module).values():
-            # old-style weight_norm keeps a computed weight, which cannot be copied; arrays are data, not state
-            data = isinstance(value, np.ndarray) and not own_weights
-            if data or (isinstance(value, Tensor) and not value.is_leaf):
-                shared[id(value)] = value
-    try:
-        copied = copy.deepcopy(model, shared)
-    except Exception as error:
-        raise TypeError(f"the model could not be copied with copy.deepcopy, which deltaband needs: {error}") from error
-    if {id(module) for module in model.modules()} & {id(module) for module in copied.modules()}:
-        raise TypeError("copy.deepcopy of the model returns parts of the model itself: deltaband would change them")
-    copied.eval()
-    for module in copied.modules():  # torch.func has no use for them, and stumbles
-        module._backward_hooks.clear()
-        module._backward_pre_hooks.clear()
-    return copied
+def _signature(module: nn.Module) -> list[inspect.Parameter]:
+    return list(inspect.signature(module.forward).parameters.values())
 
 
-@contextmanager
-def plain_autograd(device: torch.device) -> Iterator[None]:
-    """Arithmetic as written, whatever context the caller is in (inference mode, no_grad, autocast)."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        if torch.amp.is_autocast_available(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-        yield
+def _places(module: nn.Module) -> float:
+    """How many arguments `forward` takes by position."""
+    kinds = [parameter.kind for parameter in _signature(module)]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return float("inf")
+    return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
 
 
-def _digest(tensor: Tensor) -> str:
-    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode(), digest_size=16)
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _takes(module: nn.Module, names: tuple[str, ...]) -> bool:
+    """Whether `forward` takes arguments of these names."""
+    parameters = _signature(module)
+    by_name = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters) or set(names) <= by_name

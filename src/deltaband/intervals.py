@@ -4,45 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from numbers import Real
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import data as reading
-from . import error, fitting
-from .asking import ask, check_outputs
-from .batch import GradientBatch
-from .calibration import (
-    Calibration,
-    ConformalScale,
-    Scales,
-    Side,
-    cross_calibrated_score,
-    drift,
-    scale_variances,
-)
-from .covariance import Covariance, Engine, Plan, Spectrum
+from .band import Band, Question
+from .calibrating import calibrated
+from .calibration import Calibration, Side
+from .choice import Choice
+from .covariance import Covariance, Engine
 from .damping import Damping
-from .error import ErrorReport
 from .fitted import Fit
-from .gradients import Network
-from .metrics import interval_scores
+from .gradients import Head
 from .result import Intervals, like, parse_levels
 from .summary import describe
-from .trace import pair_hashes
+from .units import Units
 from .warning import DeltabandWarning
 
-Array = TypeVar("Array", np.ndarray, Tensor)
 
-
-class NotFittedError(ValueError, AttributeError):
-    """Something was asked that only a fitted band can answer."""
-
-
-class PredictionIntervals:
+class PredictionIntervals(Band):
     """Prediction intervals for a trained regression network by the delta method.
 
         ŷ ± t_{n−p*}(α/2) · s · √(1 + q),    q = gᵀ A⁻¹ JᵀJ A⁻¹ g,    A = JᵀJ + λI
@@ -59,12 +41,23 @@ class PredictionIntervals:
     "sum"         sum of squares over the batch             n·wd/(2b)
     ============  =======================================  =============
 
-    or is given as `damping`. Only squared losses are covered.
+    or is given as `damping`. Only squared losses are covered. A mean over several outputs has n·m in the place of n.
+
+    A network with m outputs gets an interval for each. JᵀJ sums over the outputs, as the training loss did: weights
+    that they share have learnt from all of them. `gram="own"` takes each output alone, which is wider. `outputs`
+    restricts all of it to some of them.
 
     `covariance` is the engine: "auto", or one of `Exact()`, `Nystrom(landmarks)`, `RandomProjection(dim)`,
     `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`. "auto" is exact where
     that fits into `memory` bytes (by default half of what is free) and the best approximation where it does not;
     `plan(loader)` shows what it will be. A fit that would need more than `memory` is refused before it starts.
+
+    `parameters` restricts the gradients to some of the trainable parameters: "last", names such as ["head.*"], or a
+    function of name and parameter. `output` picks the prediction from what the model returns, `batch` inputs and
+    targets from what a loader gives. Inputs may be several, in a tuple, or have names, in a dictionary.
+
+    `target_transform=(mean, std)`, or a scaler with `inverse_transform`, is what the targets went through before
+    training: `fit` and `calibrate` take them as the network was trained on, `predict` answers in the original units.
 
     The model itself is never changed, nor switched to eval mode: all work happens on a private eval-mode twin.
     `predict` can be called from several threads.
@@ -80,72 +73,38 @@ class PredictionIntervals:
         batch_size: int | None = None,
         covariance: Engine | Literal["auto"] = "auto",
         memory: float | None = None,
+        outputs: int | Sequence[int] | None = None,
+        gram: Literal["joint", "own"] = "joint",
+        parameters: Choice = "all",
+        output: Callable[[Any], Tensor] | None = None,
+        batch: Callable[[Any], tuple[Any, Any]] | None = None,
+        target_transform: Any = None,
     ) -> None:
-        known = covariance == "auto" if isinstance(covariance, str) else hasattr(covariance, "finalise")
-        if isinstance(covariance, type) or not known:
-            raise TypeError(f"covariance must be 'auto' or an engine such as Exact(), got {covariance!r}")
-        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not 0 < memory < np.inf):
-            raise ValueError(f"memory must be a positive number of bytes, got {memory!r}")
-        Network(model)  # whatever is wrong with the model is said now
-        self.model = model
-        self._damping = Damping(damping, weight_decay, loss, batch_size)
-        self.covariance = covariance
-        self.memory = memory
-        self._fit: Fit | None = None
+        rule = Damping(damping, weight_decay, loss, batch_size)
+        if loss == "cross_entropy":  # type: ignore[comparison-overlap]
+            raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
+        self._outputs = _output_numbers(outputs)
+        self._one_output = isinstance(outputs, int | np.integer)
+        self._units = Units.of(target_transform)
         self._calibration: Calibration | None = None
+        super().__init__(model, rule, covariance, memory, parameters, output, batch, gram)
 
     def fit(self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = True) -> PredictionIntervals:
         """One pass over the training data: `fit(loader)` with batches `(x, y)`, or `fit(X, y)`.
 
-        An engine that wants a sample of the rows first (`Nystrom`) needs data that can be read twice.
-        `n_rows` is needed only for a loader without a length, and only where λ follows from `weight_decay` while an
-        engine needs it from the first row on (`ImportantDirections`).
+        An engine that wants a sample of the rows first (`Nystrom`) needs data that can be read twice, and so does
+        `gram="own"`. `n_rows` is needed only for a loader without a length, and only where λ follows from
+        `weight_decay` while an engine needs it from the first row on (`ImportantDirections`).
         """
-        batches = reading.read(data, y, n_rows)
-        fit = fitting.fit(self.model, batches, self._engine, self._damping, self.memory, progress)
-        _warn(fit.warnings())  # which may be errors: then nothing has changed
-        self._fit, self._calibration = fit, None
+        fits = self._fit_to(data, y, n_rows, progress)
+        # which may be errors: then nothing has changed
+        _warn(list(dict.fromkeys(message for fit in fits for message in fit.warnings())))
+        self._fits, self._calibration = fits, None
         return self
 
-    def plan(self, data: Any, y: Any = None, *, n_rows: int | None = None) -> Plan:
-        """What `fit` with the same arguments would do: the memory and time of each engine, and the choice.
-
-        Only the first rows are looked at.
-        """
-        batches = reading.read(data, y, n_rows)
-        if not batches.twice:
-            raise ValueError("a plan looks at the first batch, which an iterator or generator gives only once")
-        with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
-            return fitting.planned(Network(self.model), batches, self._engine, self._damping, self.memory)[0]
-
-    def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
-        """How far the widths are from those of `Exact()`, estimated: for the rows `x`, or for some training rows.
-
-        The engine and the exact method are both fitted to up to `sample` of the training rows that `fit` has kept, at
-        most 4,096, and compared. `fit` does it by itself, and warns where the widths are off by more than 5 %.
-        """
-        fit = self._fitted()
-        least = error.FEWEST_ROWS
-        if sample is not None and (
-            isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < least
-        ):
-            raise ValueError(f"sample must be a whole number ≥ {least}, got {sample!r}")
-        network = Network(self.model)
-        if x is not None:
-            x = reading.inputs(x)
-            reading.check_finite(x, "inputs")
-            if len(x) == 0:
-                raise ValueError("x has no rows: give some, or none at all for an estimate over training rows")
-            network.check(x)
-        if fit.covariance.error_bound == 0.0:
-            return ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine))
-        self._covariance(fit)
-        if fit.sample is None:
-            raise ValueError(f"an estimate needs {least} training rows, and memory for the exact method on them")
-        self._check_weights(network, fit)
-        return error.report(self.model, fit, x, sample or error.MOST_ROWS)
-
-    def calibrate(self, data: Any, y: Any = None, *, tune: bool = True, seed: int = 0) -> PredictionIntervals:
+    def calibrate(
+        self, data: Any, y: Any = None, *, tune: bool = True, joint: bool = False, seed: int = 0
+    ) -> PredictionIntervals:
         """Make the intervals honest with held-out rows: `calibrate(x, y)`, or `calibrate(loader)`.
 
         Afterwards `predict` is conformal: for rows exchangeable with the calibration rows (and not used in training)
@@ -156,45 +115,32 @@ class PredictionIntervals:
         includes the constant width b = 0, for each prediction anew by a likelihood in which its own unknown residual
         takes part: that keeps the guarantee exact although every calibration row serves both the choice and the
         quantile. With `tune=False` λ is that of the fit and b = 1; the coverage then is at most 1/(n+1) above its
-        level. `seed` only draws the folds for the interval score that `summary()` shows.
+        level.
+
+        Each output is calibrated on its own. With `joint=True` all outputs of a row are covered at once at the level; a
+        third of the rows, drawn with `seed`, then serves the choice and the others the quantile. Else `seed` only draws
+        the folds for the interval score that `summary()` shows.
         """
-        fit = self._fitted()
+        fits = self._fitted()
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise ValueError(f"seed must be a whole number ≥ 0, got {seed!r}")
-        batches = reading.read(data, y)
-        network = Network(self.model, fit.asked_layers)
-        self._check_weights(network, fit)
-        covariance, scales = self._scales(fit, tune)
+        networks = [self._network(self._fitted_head(fit.outputs), fit) for fit in fits]
+        self._check_weights(networks[0], fits[0])
+        chosen = tuple(o for fit in fits for o in fit.outputs)
+        n_returned = fits[0].n_returned
 
-        def questions(g: GradientBatch) -> np.ndarray:  # (b, 2 + scales)
-            formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
-            return np.column_stack([formula, fit.reference.leverage(g), scale_variances(covariance, g, scales)])
+        def residuals(outputs: np.ndarray, targets: Tensor) -> np.ndarray:
+            return self._columns(chosen, targets, n_returned).numpy() - outputs
 
-        parts = []
-        for x, targets, first in batches.chunks(lambda x: max(network.check(x), fit.rows_at_once)):
-            outputs, answers = ask(network, x, questions, fit.rows_at_once, first)
-            parts.append((targets.numpy() - outputs, answers, pair_hashes(network.prepare(x), targets)))
-        if not parts:
-            raise ValueError("the calibration data are empty (a generator can be read only once)")
-        r, answers, hashes = (np.concatenate(part) for part in zip(*parts, strict=True))
-        formula, h, q = answers[:, 0], answers[:, 1], answers[:, 2:]
-        half = fit.student(0.95) * np.sqrt(1 + formula) if fit.degrees_of_freedom > 0 else np.full(len(r), np.nan)
-        calibration = Calibration(
-            covariance,
-            ConformalScale(r, q, scales),
-            score_before=float(interval_scores(r, -half, half, 0.95).mean()),
-            score_after=cross_calibrated_score(r, q, scales, seed),
-            drift=drift(fit.leverages, h),
-            seen=fit.seen.share(hashes),
-            repeated=fit.seen.repeated,
-        )
+        batches = self._read(data, y)
+        calibration = calibrated(fits, networks, batches, residuals, tune=tune, joint=joint, seed=seed)
         _warn(calibration.warnings())
         self._calibration = calibration
         return self
 
     def predict(
         self,
-        x: Array,
+        x: Any,
         level: float | Sequence[float] = 0.95,
         *,
         kind: Literal["observation", "mean"] = "observation",
@@ -211,151 +157,128 @@ class PredictionIntervals:
             raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
         if not isinstance(side, str) or side not in ("both", "lower", "upper"):
             raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
-        fit, calibration = self._fitted(), self._calibration
+        fits, calibration = self._fitted(), self._calibration
         if kind == "observation" and calibration is not None:
-            outputs, q = self._ask(x, fit, calibration.variances)
-            lower, upper = calibration.conformal.bounds(q, levels, side)
-            # residuals may be tied, and the same output differ by a rounding from batch to batch
-            slack = 2 * torch.finfo(fit.dtype).eps * np.abs(outputs)[:, None]
-            lower, upper = lower - slack, upper + slack
+            outputs, q = self._asked(x, calibration.questions)
+            if len(outputs):
+                lower, upper = calibration.conformal.bounds(q, levels, side)
+                # residuals may be tied, and the same output differ by a rounding from batch to batch
+                slack = 2 * torch.finfo(fits[0].dtype).eps * np.abs(outputs)[:, :, None]
+                lower, upper = lower - slack, upper + slack
+            else:
+                lower = upper = np.zeros((*outputs.shape, len(levels)))
         else:
-            outputs, q = self._ask(x, fit, self._formula(fit).variance)
-            spread = np.sqrt(q + 1.0 if kind == "observation" else q)
-            half = np.stack([fit.student(level, side) * spread for level in levels], axis=1)
+            outputs, q = self._asked(x, [self._formula(fit).variance for fit in fits])
+            variance = np.stack(q, axis=1)  # (n, m)
+            spread = np.sqrt(variance + 1.0 if kind == "observation" else variance)
+            student = [np.concatenate([fit.student(each, side) for fit in fits]) for each in levels]  # each (m,)
+            half = np.stack([spread * each for each in student], axis=2)  # (n, m, levels)
             infinite = np.full_like(half, np.inf)
             lower, upper = -infinite if side == "upper" else -half, infinite if side == "lower" else half
-        lower, upper = outputs[:, None] + lower, outputs[:, None] + upper
+        lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
         if np.ndim(level) == 0:
-            lower, upper = lower[:, 0], upper[:, 0]
-        mean = like(x, outputs, fit.dtype)
-        lower, upper = like(x, lower, fit.dtype, -np.inf), like(x, upper, fit.dtype, np.inf)
-        return Intervals(mean, lower, upper, levels[0] if np.ndim(level) == 0 else levels)
+            lower, upper = lower[:, :, 0], upper[:, :, 0]
+        mean, lower, upper = self._units.original(outputs), self._units.original(lower), self._units.original(upper)
+        lower, upper = np.minimum(lower, upper), np.maximum(lower, upper)  # a transform may turn the order round
+        return Intervals(
+            self._like(x, mean),
+            self._like(x, lower, -np.inf),
+            self._like(x, upper, np.inf),
+            levels[0] if np.ndim(level) == 0 else levels,
+        )
 
-    def prediction(self, x: Array) -> Array:
+    def prediction(self, x: Any) -> Any:
         """ŷ alone, with the checks of `predict` and without its gradients."""
-        fit = self._fitted()
-        return like(x, self._ask(x, fit)[0], fit.dtype)
+        self._fitted()
+        return self._like(x, self._units.original(self._asked(x)[0]))
 
-    def prediction_and_scale(self, x: Array) -> tuple[Array, Array]:
+    def prediction_and_scale(self, x: Any) -> tuple[Any, Any]:
         """ŷ and σ(x), which the width of an interval is proportional to: √(1 + q), or √(1 + b·q) after `calibrate`.
 
         After `calibrate` with `tune=True` it is the scale that the calibration rows alone would choose. Who takes a
         conformal quantile of their own with it should do so on other rows: on the same ones the guarantee is lost.
         """
-        fit, calibration = self._fitted(), self._calibration
+        fits, calibration = self._fitted(), self._calibration
         if calibration is None:
-            outputs, q = self._ask(x, fit, self._covariance(fit).variance)
-            scale = np.sqrt(1 + q)
+            outputs, q = self._asked(x, [self._covariance(fit).variance for fit in fits])
+            scale = np.sqrt(1 + np.stack(q, axis=1))
         else:
-            outputs, q = self._ask(x, fit, calibration.variances)
-            scale = calibration.conformal.scale(q)
-        return like(x, outputs, fit.dtype), like(x, scale, fit.dtype)
+            outputs, q = self._asked(x, calibration.questions)
+            scale = calibration.conformal.scale(q) if len(outputs) else outputs
+        return self._like(x, self._units.original(outputs)), self._like(x, scale)
 
-    def variance(self, x: Array) -> Array:
+    def variance(self, x: Any) -> Any:
         """q = gᵀ A⁻¹JᵀJA⁻¹ g, the variance of the prediction in units of the noise variance s².
 
         It ignores directions that the training data never touched: far outside the data it can stay small.
         """
-        fit = self._fitted()
-        return like(x, self._ask(x, fit, self._covariance(fit).variance)[1], fit.dtype)
+        _, q = self._asked(x, [self._covariance(fit).variance for fit in self._fitted()])
+        return self._like(x, np.stack(q, axis=1))
 
-    def leverage(self, x: Array) -> Array:
+    def leverage(self, x: Any) -> Any:
         """h = gᵀ A⁻¹ g, how far a row is from what the training data determine; it grows where `variance` may not."""
-        fit = self._fitted()
-        return like(x, self._ask(x, fit, self._covariance(fit).leverage)[1], fit.dtype)
-
-    def spectrum(self) -> Spectrum:
-        """The singular values of J that the engine recovered, and the matching eigenvalues of Σ⁻¹."""
-        return self._covariance(self._fitted()).spectrum()
+        _, h = self._asked(x, [self._covariance(fit).leverage for fit in self._fitted()])
+        return self._like(x, np.stack(h, axis=1))
 
     @property
-    def damping_(self) -> float | None:
-        """λ; None where neither weight_decay nor damping was given."""
-        return self._fitted().covariance.damping
+    def noise_std_(self) -> float | np.ndarray:
+        """s of each output, in the units of the target; NaN where n − p* ≤ 0 or λ is not known.
 
-    @property
-    def noise_std_(self) -> float:
-        """s, in the units of the target; NaN where n − p* ≤ 0 or λ is not known."""
-        return self._fitted().noise_std
-
-    @property
-    def effective_parameters_(self) -> float:
-        """p*; NaN where λ is not known."""
-        return self._fitted().effective_parameters
-
-    @property
-    def error_bound_(self) -> float:
-        """‖JᵀJ − what stands in for it‖₂ is at most this; 0 for `Exact`, NaN for `RandomProjection`: not certified."""
-        return self._fitted().covariance.error_bound
-
-    @property
-    def n_rows_(self) -> int:
-        """Training rows seen by `fit`."""
-        return self._fitted().n_rows
-
-    @property
-    def n_parameters_(self) -> int:
-        """Trainable parameters of the network."""
-        return self._fitted().n_parameters
+        With a scaler as `target_transform` it is in the units of the network.
+        """
+        noise = self._units.length(np.concatenate([fit.noise_std for fit in self._fitted()]))
+        return float(noise[0]) if self._is_single else noise
 
     def summary(self) -> str:
         """What was fitted, on one screen."""
         return describe(self.model, self._fitted(), self._damping, self._calibration)
 
     def __repr__(self) -> str:
-        if self._fit is not None:
+        if self._fits:
             return self.summary()
         return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.covariance!r}), not fitted"
 
+    # --- what of the network's outputs is asked about
+
+    def _groups(self, n_returned: int) -> list[tuple[int, ...]]:
+        chosen = self._outputs if self._outputs is not None else tuple(range(n_returned))
+        if max(chosen) >= n_returned or min(chosen) < -n_returned:
+            raise ValueError(f"outputs={list(chosen)}, but the network has {n_returned}: 0 to {n_returned - 1}")
+        chosen = tuple(o % n_returned for o in chosen)
+        if len(set(chosen)) < len(chosen):
+            raise ValueError(f"outputs={list(chosen)} holds an output more than once")
+        return [(o,) for o in chosen] if self._gram == "own" else [chosen]
+
+    def _fitted_head(self, outputs: tuple[int, ...]) -> Head:
+        columns = list(outputs)
+        return lambda y: y if columns == list(range(y.shape[1])) else y[:, columns]
+
+    def _squares(self, outputs: tuple[int, ...], y: Tensor, targets: Tensor, n_returned: int) -> Tensor:
+        return (self._columns(outputs, targets, n_returned) - y.double()).square()
+
+    def _columns(self, outputs: tuple[int, ...], targets: Tensor, n_returned: int) -> Tensor:
+        """The targets of these outputs: of as many columns as the network returns, or of those chosen alone."""
+        chosen = tuple(o for group in self._groups(n_returned) for o in group)
+        if targets.shape[1] == n_returned:
+            return targets[:, list(outputs)]
+        if targets.shape[1] == len(chosen):
+            return targets[:, [chosen.index(o) for o in outputs]]
+        raise ValueError(
+            f"the network returns {n_returned} outputs a row, and the targets have {targets.shape[1]} columns: give a "
+            "column for each, or outputs=[...] for those that have one; an output that is its own variance is not "
+            "covered"
+        )
+
     @property
-    def _engine(self) -> Engine | None:
-        return None if isinstance(self.covariance, str) else self.covariance
+    def _is_single(self) -> bool:
+        """Whether results are numbers, not rows of them."""
+        return self._one_output or self._fits[0].n_returned == 1
 
-    def _ask(
-        self, x: Any, fit: Fit, question: Callable[[GradientBatch], np.ndarray] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Outputs (n,) in float64 and the answer for each row of `x`; no gradients where there is no question."""
-        network = Network(self.model, fit.asked_layers)
-        if changed := self._changed_weights(network, fit):
-            warnings.warn(
-                f"the model's weights have changed since fit (first: {changed!r}): predictions come from the new "
-                "weights, the width of the intervals from the old ones; call fit again",
-                DeltabandWarning,
-                stacklevel=3,
-            )
-        X = reading.inputs(x)
-        reading.check_finite(X, "inputs")
-        if len(X) == 0:
-            return np.zeros(0), np.zeros(0)
-        if question is not None:
-            return ask(network, X, question, fit.rows_at_once)
-        network.check(X)
-        outputs = network.outputs(X)
-        check_outputs(outputs)
-        return outputs.cpu().double().numpy(), np.zeros(0)
+    def _asked(self, x: Any, questions: Sequence[Question] | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
+        return self._ask(x, [self._fitted_head(fit.outputs) for fit in self._fits], questions)
 
-    def _scales(self, fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
-        if tune:
-            spectral = fit.covariance.diagonalised()
-            return spectral, Scales.grid(spectral.eigenvalues, fit.n_rows)
-        if fit.covariance.damping is None:
-            raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")
-        return fit.covariance, Scales.single(fit.covariance.damping)
-
-    def _formula(self, fit: Fit) -> Covariance:
-        """The covariance, where formula (2) has an answer."""
-        covariance = self._covariance(fit)
-        if not fit.degrees_of_freedom > 0:
-            raise ValueError(
-                f"n − p* = {fit.degrees_of_freedom:.3g} leaves no degrees of freedom for the noise: the formula has no "
-                "answer for this network. Raise the damping, or calibrate on held-out data"
-            )
-        return covariance
-
-    def _fitted(self) -> Fit:
-        if self._fit is None:
-            raise NotFittedError("this PredictionIntervals is not fitted yet: call fit(loader) or fit(X, y) first")
-        return self._fit
+    def _like(self, x: Any, values: np.ndarray, toward: float | None = None) -> Any:
+        return like(x, values[:, 0] if self._is_single else values, self._fits[0].dtype, toward)
 
     def _covariance(self, fit: Fit) -> Covariance:
         if fit.covariance.damping is None:
@@ -369,19 +292,29 @@ class PredictionIntervals:
             )
         return fit.covariance
 
-    def _check_weights(self, network: Network, fit: Fit) -> None:
-        if changed := self._changed_weights(network, fit):
-            raise ValueError(f"the model's weights have changed since fit (first: {changed!r}): call fit again first")
-
-    def _changed_weights(self, network: Network, fit: Fit) -> str | None:
-        """The first parameter that is not as it was at fit."""
-        if network.n_parameters != fit.n_parameters:
+    def _formula(self, fit: Fit) -> Covariance:
+        """The covariance, where formula (2) has an answer."""
+        covariance = self._covariance(fit)
+        freedom = float(fit.degrees_of_freedom.min())
+        if not freedom > 0:
             raise ValueError(
-                f"the model has {network.n_parameters:,} trainable parameters now and had {fit.n_parameters:,} at fit: "
-                "call fit again"
+                f"n − p* = {freedom:.3g} leaves no degrees of freedom for the noise: the formula has no "
+                "answer for this network. Raise the damping, or calibrate on held-out data"
             )
-        now = network.fingerprint()
-        return next((name for name in {**fit.fingerprint, **now} if now.get(name) != fit.fingerprint.get(name)), None)
+        return covariance
+
+
+def _output_numbers(outputs: Any) -> tuple[int, ...] | None:
+    if outputs is None:
+        return None
+    numbers = [outputs] if isinstance(outputs, int | np.integer) else outputs
+    try:
+        chosen = tuple(numbers)
+    except TypeError:
+        chosen = ()
+    if not chosen or any(isinstance(o, bool) or not isinstance(o, int | np.integer) for o in chosen):
+        raise ValueError(f"outputs must be the number of an output or a list of numbers, got {outputs!r}")
+    return tuple(map(int, chosen))
 
 
 def _warn(messages: list[str]) -> None:

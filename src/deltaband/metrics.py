@@ -1,7 +1,7 @@
 """How good intervals are, judged on rows that the network was not trained on.
 
-Every metric takes the targets `y`, (n,) or (n, 1), and the `Intervals` that `predict` gave for the same rows. For one
-level it returns a float, for several an array with one number a level.
+Every metric takes the targets `y`, (n,), (n, 1) or (n, m), and the `Intervals` that `predict` gave for the same rows.
+For one output and level it returns a float, for several an array: (levels,), (m,) or (m, levels).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import data as reading
+from .arrays import check_finite
+from .data import targets
 from .result import Intervals, to_numpy
 
 
@@ -25,21 +26,24 @@ def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:
 def mean_width(y: Any, intervals: Intervals) -> float | np.ndarray:
     """w_sd = mean(upper − lower)/std(y), with the population's standard deviation, √(Σ(y − ȳ)²/n)."""
     rows = _read(y, intervals)
-    if np.ptp(rows.y) == 0.0:
+    if (np.ptp(rows.y, axis=0) == 0.0).any():
         raise ValueError("all targets are equal: widths cannot be measured in units of their standard deviation")
-    return rows.answer(rows.width.mean(axis=0) / rows.y.std())
+    return rows.answer(rows.width.mean(axis=0) / rows.y.std(axis=0))
 
 
 def width_error_correlation(y: Any, intervals: Intervals) -> float | np.ndarray:
     """r, Pearson's correlation of upper − lower with |y − mean|; NaN where either is constant, or a width infinite."""
     rows = _read(y, intervals)
-    errors = np.abs(rows.y - rows.mean)[:, 0]
-    constant_errors = _is_constant(errors, rows.y, rows.mean, rows.eps)
-    r = np.full(rows.width.shape[1], np.nan)
-    for j, (width, lower, upper) in enumerate(zip(rows.width.T, rows.lower.T, rows.upper.T, strict=True)):
-        if not constant_errors and np.isfinite(width).all() and not _is_constant(width, lower, upper, rows.eps):
+    r = np.full(rows.width.shape[1:], np.nan)
+    for o, j in np.ndindex(r.shape):
+        y_, mean, width = rows.y[:, o, 0], rows.mean[:, o, 0], rows.width[:, o, j]
+        errors = np.abs(y_ - mean)
+        constant = _is_constant(errors, y_, mean, rows.eps)
+        if constant or not np.isfinite(width).all():
+            continue
+        if not _is_constant(width, rows.lower[:, o, j], rows.upper[:, o, j], rows.eps):
             w, e = width - width.mean(), errors - errors.mean()
-            r[j] = w @ e / np.sqrt((w @ w) * (e @ e))
+            r[o, j] = w @ e / np.sqrt((w @ w) * (e @ e))
     return rows.answer(r)
 
 
@@ -67,61 +71,64 @@ def calibration_error(y: Any, intervals: Intervals) -> float:
 class _Rows(NamedTuple):
     """Targets and intervals in float64."""
 
-    y: np.ndarray  # (n, 1)
-    mean: np.ndarray  # (n, 1)
-    lower: np.ndarray  # (n, levels)
-    upper: np.ndarray  # (n, levels)
+    y: np.ndarray  # (n, m, 1)
+    mean: np.ndarray  # (n, m, 1)
+    lower: np.ndarray  # (n, m, levels)
+    upper: np.ndarray  # (n, m, levels)
     eps: float  # of the precision that the bounds came in
-    several: bool
+    shape: tuple[int, ...]  # of an answer
 
     @property
-    def width(self) -> np.ndarray:  # (n, levels)
+    def width(self) -> np.ndarray:  # (n, m, levels)
         return self.upper - self.lower
 
-    def answer(self, values: np.ndarray) -> float | np.ndarray:  # (levels,)
-        return values if self.several else float(values[0])
+    def answer(self, values: np.ndarray) -> float | np.ndarray:  # (m, levels)
+        return values.reshape(self.shape) if self.shape else float(values.item())
 
 
 def _read(y: Any, intervals: Intervals) -> _Rows:
     if not isinstance(intervals, Intervals):
         raise TypeError(f"expected Intervals, as predict returns them, got {type(intervals).__name__}")
-    targets = reading.targets(y)
+    y = targets(y)
     mean, lower, upper = (np.atleast_1d(to_numpy(part)) for part in intervals)
-    n = len(targets)
+    n, m = y.shape
     if n == 0:
         raise ValueError("there are no rows to judge the intervals by")
     if not n == len(mean) == len(lower) == len(upper):
         raise ValueError(f"targets and intervals must have as many rows: {n} targets, {len(mean)} intervals")
-    if mean.size != n or lower.ndim > 2 or lower.shape != upper.shape:
+    outputs = () if m == 1 and lower.ndim <= 2 else mean.shape[1:]
+    shape = lower.shape[1:]
+    too_many = len(shape) > len(outputs) + 1
+    if (
+        too_many
+        or mean.size != n * m
+        or mean.ndim > 2
+        or shape[: len(outputs)] != outputs
+        or lower.shape != upper.shape
+    ):
         raise ValueError(
-            "the mean must have shape (n,), the bounds (n,) or (n, levels); "
-            f"got mean {mean.shape}, lower {lower.shape}, upper {upper.shape}"
+            "the mean must have the shape of the targets, the bounds that shape, or with the levels behind it; "
+            f"got targets {tuple(y.shape)}, mean {mean.shape}, lower {lower.shape}, upper {upper.shape}"
         )
-    reading.check_finite(targets, "targets")
+    check_finite(y, "targets")
     if any(np.isnan(part).any() for part in (mean, lower, upper)):
         raise ValueError("the intervals hold NaN")
-    eps = _eps(intervals.lower)
-    return _Rows(
-        _columns(targets.numpy()), _columns(mean), _columns(lower), _columns(upper), eps, several=lower.ndim == 2
-    )
+    lower, upper = (part.reshape(n, m, -1) for part in (lower, upper))
+    return _Rows(y.numpy()[:, :, None], mean.reshape(n, m, 1), lower, upper, _eps(intervals.lower), shape)
 
 
 def _levels(rows: _Rows, intervals: Intervals) -> np.ndarray:  # (levels,)
     if intervals.level is None:
         raise ValueError("the level of the intervals is not known: give Intervals(mean, lower, upper, level=0.95)")
     levels = np.atleast_1d(np.asarray(intervals.level, dtype=np.float64))
-    if len(levels) != rows.lower.shape[1]:
-        raise ValueError(f"{len(levels)} levels do not go with bounds of {rows.lower.shape[1]} columns")
+    if len(levels) != rows.lower.shape[2]:
+        raise ValueError(f"{len(levels)} levels do not go with bounds of {rows.lower.shape[2]} columns")
     return levels
 
 
 def _is_constant(difference: np.ndarray, a: np.ndarray, b: np.ndarray, eps: float) -> bool:
     """Whether a − b is constant up to rounding, which is as large as `a` and `b`, not as their difference, make it."""
     return bool(np.ptp(difference) <= 4 * eps * max(np.abs(a).max(), np.abs(b).max()))
-
-
-def _columns(values: np.ndarray) -> np.ndarray:  # (n,) or (n, levels) -> (n, levels)
-    return values.reshape(len(values), -1)
 
 
 def _eps(values: Any) -> float:

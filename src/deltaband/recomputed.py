@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
-from .capture import Layers
 from .gradients import Network
-from .layers import Part
+from .inputs import Inputs
+from .layers import Part, stacked
 
 
 @dataclass(frozen=True)
 class Recomputed:
     """A block of rows, of which the inputs are there."""
 
-    model: nn.Module  # with weights of its own, that nobody trains
-    layers: Layers
-    x: Tensor
-    n_parameters: int
+    network: Network  # with weights of its own, that nobody trains
+    x: Inputs
+    group: slice  # of the outputs
     together: int
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.x) * (self.group.stop - self.group.start)
+
+    @property
+    def n_parameters(self) -> int:
+        return self.network.n_parameters
 
     def parts(self) -> Sequence[Part]:
         # a network of its own each time: several threads may ask
-        _, gradients = Network(self.model, self.layers).gradients(self.x)
-        return gradients.blocks[0].parts()
+        _, gradients = self.network.again(self.network.layers).gradients(self.x, self.group)
+        outputs = [block.parts() for block in gradients.blocks]
+        return [stacked(parts) for parts in zip(*outputs, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Predictions with their bounds, one row per input; with a list of levels the bounds have one column a level.
+    """Predictions with their bounds, one row per input, and one column per output if the network has several; with a
+    list of levels the bounds have one number a level behind that.
 
     Unpacks as `mean, lower, upper`.
     """
 
-    mean: Any  # (n,)
-    lower: Any  # (n,) or (n, levels)
-    upper: Any  # (n,) or (n, levels)
+    mean: Any  # (n,) or (n, m)
+    lower: Any  # (n,) or (n, m), with the levels behind it if there are several
+    upper: Any
     level: float | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -59,9 +60,12 @@ def like(x: Any, values: np.ndarray, dtype: torch.dtype, toward: float | None = 
 
     `toward` ±inf rounds that way, so that a bound is still one.
     """
-    exact = torch.from_numpy(values)
+    exact = torch.from_numpy(np.ascontiguousarray(values))
     result = exact.to(dtype)
     if toward is not None:
         short = result < exact if toward > 0 else result > exact
         result = torch.where(short, torch.nextafter(result, torch.full_like(result, toward)), result)
-    return result.to(x.device) if isinstance(x, Tensor) else result.numpy()
+    first = x
+    while isinstance(first, Mapping | tuple | list) and len(first):
+        first = next(iter(first.values() if isinstance(first, Mapping) else first))
+    return result.to(first.device) if isinstance(first, Tensor) else result.numpy()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
+
+from .inputs import Inputs
 
 
 class SeenRows(NamedTuple):
@@ -27,21 +28,21 @@ class RowSample:
         self._size = size
         self._rng = np.random.default_rng(seed)
         self._keys = np.zeros(0)
-        self._rows: Tensor | None = None
+        self._rows: Inputs | None = None
 
-    def update(self, x: Tensor) -> None:
+    def update(self, x: Inputs) -> None:
         keys = self._rng.random(len(x))
         if self._rows is None:
             self._rows, self._keys = x, keys
-        elif self._rows.shape[1:] == x.shape[1:] and self._rows.dtype == x.dtype:
+        elif self._rows.kind == x.kind:
             if len(self._keys) == self._size:  # most rows of a long stream are not among the smallest keys any more
                 x, keys = x[keys < self._keys.max()], keys[keys < self._keys.max()]
-            self._rows, self._keys = torch.cat([self._rows, x]), np.concatenate([self._keys, keys])
+            self._rows, self._keys = Inputs.cat([self._rows, x]), np.concatenate([self._keys, keys])
         if len(self._keys) > self._size:
             smallest = np.argpartition(self._keys, self._size)[: self._size]
             self._rows, self._keys = self._rows[smallest], self._keys[smallest]
 
-    def rows(self) -> Tensor | None:
+    def rows(self) -> Inputs | None:
         """In random order; None if none came."""
         return None if self._rows is None else self._rows[np.argsort(self._keys)]
 
@@ -53,7 +54,7 @@ class RowTrace:
         self._hashes: list[np.ndarray] = []
         self._sample = RowSample(sample_size)
 
-    def update(self, x: Tensor, y: Tensor) -> None:
+    def update(self, x: Inputs, y: Tensor) -> None:
         self._hashes.append(pair_hashes(x, y))
         self._sample.update(x)
 
@@ -61,16 +62,19 @@ class RowTrace:
         hashes, counts = np.unique(np.concatenate(self._hashes), return_counts=True)
         return SeenRows(hashes, float(counts[counts > 1].sum() / counts.sum()))
 
-    def sample(self) -> Tensor:
+    def sample(self) -> Inputs:
         """Some of the rows, drawn uniformly from those that have the shape of the first, in random order."""
         rows = self._sample.rows()
         assert rows is not None
         return rows
 
 
-def pair_hashes(x: Tensor, y: Tensor) -> np.ndarray:  # (b,) uint64
-    """Of inputs and target together; the target in float32, so that its precision makes no difference."""
-    return row_hashes(x) * np.uint64(0x9E3779B97F4A7C15) + row_hashes(y.float()[:, None])
+def pair_hashes(x: Inputs, y: Tensor) -> np.ndarray:  # (b,) uint64
+    """Of inputs and targets together; the targets in float32, so that their precision makes no difference."""
+    hashes = row_hashes(y.float())
+    for tensor in x.tensors:
+        hashes = row_hashes(tensor) * np.uint64(0x9E3779B97F4A7C15) + hashes * np.uint64(0xD1B54A32D192ED03)
+    return hashes
 
 
 def row_hashes(x: Tensor) -> np.ndarray:  # (b,) uint64

@@ -1,0 +1,279 @@
+"""What intervals of every kind have in common: a network, its options, and fits to its training rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import data as reading
+from . import error, fitting
+from .asking import ask, check_outputs
+from .batch import GradientBatch
+from .choice import Choice
+from .covariance import Covariance, Engine, Plan, Spectrum
+from .covariance.memory import free_memory
+from .damping import Damping
+from .data import Batches
+from .error import ErrorReport
+from .fitted import Fit
+from .gradients import Head, Network
+from .inputs import Inputs
+from .twin import fingerprint
+from .warning import DeltabandWarning
+
+Question = Callable[[GradientBatch], np.ndarray]
+
+
+class NotFittedError(ValueError, AttributeError):
+    """Something was asked that only a fitted band can answer."""
+
+
+class Band:
+    """A network, which of its parameters count, and the covariances fitted to its training rows: one for all outputs,
+    or with `gram="own"` one for each."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        damping: Damping,
+        covariance: Engine | Literal["auto"],
+        memory: float | None,
+        parameters: Choice,
+        output: Callable[[Any], Tensor] | None,
+        batch: Callable[[Any], tuple[Any, Any]] | None,
+        gram: str,
+    ) -> None:
+        known = covariance == "auto" if isinstance(covariance, str) else hasattr(covariance, "finalise")
+        if isinstance(covariance, type) or not known:
+            raise TypeError(f"covariance must be 'auto' or an engine such as Exact(), got {covariance!r}")
+        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not 0 < memory < np.inf):
+            raise ValueError(f"memory must be a positive number of bytes, got {memory!r}")
+        for name, value in (("output", output), ("batch", batch)):
+            if value is not None and not callable(value):
+                raise TypeError(f"{name} must be a function, got {value!r}")
+        if not isinstance(gram, str) or gram not in ("joint", "own"):
+            raise ValueError(f"gram must be 'joint' or 'own', got {gram!r}")
+        self.model = model
+        self.covariance = covariance
+        self.memory = memory
+        self._damping = damping
+        self._parameters = parameters
+        self._output = output
+        self._pairs = batch
+        self._gram = gram
+        self._fits: tuple[Fit, ...] = ()
+        self._network()  # whatever is wrong with the model is said now
+
+    def plan(self, data: Any, y: Any = None, *, n_rows: int | None = None) -> Plan:
+        """What `fit` with the same arguments would do: the memory and time of each engine, and the choice.
+
+        Only the first rows are looked at. With `gram="own"` it is the plan of one output's fit.
+        """
+        batches = self._read(data, y, n_rows)
+        if not batches.twice:
+            raise ValueError("a plan looks at the first batch, which an iterator or generator gives only once")
+        with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
+            groups, batches = self._look(batches)
+            network = self._network(self._fitted_head(groups[0]))
+            return fitting.planned(network, batches, self._engine, self._damping, self._memory_each(len(groups)))[0]
+
+    def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
+        """How far the widths are from those of `Exact()`, estimated: for the rows `x`, or for some training rows.
+
+        The engine and the exact method are both fitted to up to `sample` of the training rows that `fit` has kept, at
+        most 4,096, and compared. `fit` does it by itself, and warns where the widths are off by more than 5 %.
+        """
+        fits, least = self._fitted(), error.FEWEST_ROWS
+        if sample is not None and (
+            isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < least
+        ):
+            raise ValueError(f"sample must be a whole number ≥ {least}, got {sample!r}")
+        X = None
+        if x is not None:
+            X = Inputs.of(x)
+            X.check_finite()
+            if len(X) == 0:
+                raise ValueError("x has no rows: give some, or none at all for an estimate over training rows")
+            self._network().check(X)
+        reports = [self._error_report(fit, X, sample) for fit in fits]
+        return max(reports, key=lambda report: report.width)
+
+    def _error_report(self, fit: Fit, X: Inputs | None, sample: int | None) -> ErrorReport:
+        if fit.covariance.error_bound == 0.0:
+            return ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine))
+        self._covariance(fit)
+        if fit.sample is None:
+            raise ValueError(
+                f"an estimate needs {error.FEWEST_ROWS} training rows, and memory for the exact method on them"
+            )
+        network = self._network(self._fitted_head(fit.outputs))
+        self._check_weights(network, fit)
+        return error.report(network, fit, X, sample or error.MOST_ROWS)
+
+    def spectrum(self, output: int = 0) -> Spectrum:
+        """The singular values of J that the engine recovered, and the matching eigenvalues of Σ⁻¹.
+
+        With `gram="own"` each output has its own.
+        """
+        fits = self._fitted()
+        if isinstance(output, bool) or not isinstance(output, int | np.integer) or not 0 <= output < len(fits):
+            raise ValueError(f"output must be a whole number from 0 to {len(fits) - 1}, got {output!r}")
+        return self._covariance(fits[output]).spectrum()
+
+    @property
+    def damping_(self) -> float | None:
+        """λ; None where neither weight_decay nor damping was given."""
+        return self._fitted()[0].covariance.damping
+
+    @property
+    def effective_parameters_(self) -> float | np.ndarray:
+        """p*, with `gram="own"` of each output; NaN where λ is not known."""
+        return _one(np.array([fit.effective_parameters for fit in self._fitted()]))
+
+    @property
+    def error_bound_(self) -> float | np.ndarray:
+        """‖JᵀJ − what stands in for it‖₂ is at most this; 0 for `Exact`, NaN for `RandomProjection`: not certified."""
+        return _one(np.array([fit.covariance.error_bound for fit in self._fitted()]))
+
+    @property
+    def n_rows_(self) -> int:
+        """Training rows seen by `fit`."""
+        return self._fitted()[0].n_rows
+
+    @property
+    def n_parameters_(self) -> int:
+        """Trainable parameters of the network, of those that were chosen."""
+        return self._fitted()[0].n_parameters
+
+    # --- for those who are bands
+
+    @property
+    def _engine(self) -> Engine | None:
+        return None if isinstance(self.covariance, str) else self.covariance
+
+    def _network(self, head: Head | None = None, fit: Fit | None = None) -> Network:
+        layers = None if fit is None else fit.asked_layers
+        return Network(self.model, layers, parameters=self._parameters, output=self._output, head=head)
+
+    def _read(self, data: Any, y: Any = None, n_rows: int | None = None) -> Batches:
+        return reading.read(data, y, n_rows, self._pairs)
+
+    def _groups(self, n_returned: int) -> list[tuple[int, ...]]:
+        """Which of the network's outputs each fit is to."""
+        raise NotImplementedError
+
+    def _fitted_head(self, outputs: tuple[int, ...]) -> Head:
+        """The function of these outputs whose gradients make J."""
+        raise NotImplementedError
+
+    def _squares(self, outputs: tuple[int, ...], y: Tensor, targets: Tensor, n_returned: int) -> Tensor:
+        """Squared residuals (b, m) of the fitted head's values; raises where the targets are not what they should
+        be."""
+        raise NotImplementedError
+
+    def _look(self, batches: Batches) -> tuple[list[tuple[int, ...]], Batches]:
+        """What each fit will be to, and the data as if nothing had been read."""
+        x, _, batches = batches.peek()
+        network = self._network()
+        network.check(x)
+        return self._groups(network.n_returned), batches
+
+    def _memory_each(self, n_fits: int) -> float | None:
+        if n_fits == 1:
+            return self.memory
+        total = self.memory if self.memory is not None else free_memory() * (0.5 if self._engine is None else 1.0)
+        return total / n_fits
+
+    def _fit_to(self, data: Any, y: Any, n_rows: int | None, progress: bool) -> tuple[Fit, ...]:
+        batches = self._read(data, y, n_rows)
+        if self._engine is not None:
+            fitting.check(self._engine, batches, self._damping)
+        groups, batches = self._look(batches)
+        if len(groups) > 1 and not batches.twice:
+            raise ValueError(
+                "gram='own' reads the data once for each output, which an iterator or generator does not allow: "
+                "give arrays X and y, a DataLoader, or a list of batches"
+            )
+        memory = self._memory_each(len(groups))
+        fits = []
+        for outputs in groups:
+            network = self._network(self._fitted_head(outputs))
+            fit = fitting.fit(
+                network, batches, self._engine, self._damping, memory, progress, partial(self._squares, outputs)
+            )
+            fits.append(replace(fit, outputs=outputs))
+        return tuple(fits)
+
+    def _fitted(self) -> tuple[Fit, ...]:
+        if not self._fits:
+            name = type(self).__name__
+            raise NotFittedError(f"this {name} is not fitted yet: call fit(loader) or fit(X, y) first")
+        return self._fits
+
+    def _ask(
+        self, x: Any, heads: Sequence[Head | None], questions: Sequence[Question] | None = None
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Outputs (n, m) in float64, and for each of them the answers, (n, …), of the fit that it belongs to; no
+        gradients where there are no questions."""
+        X = Inputs.of(x)
+        X.check_finite()
+        columns, answers = [], []
+        for i, (fit, head) in enumerate(zip(self._fitted(), heads, strict=True)):
+            network = self._network(head, fit)
+            if i == 0:
+                self._warn_of_changes(network, fit)
+            if len(X) == 0:
+                columns.append(np.zeros((0, fit.n_outputs)))
+                answers += [np.zeros(0)] * fit.n_outputs
+            elif questions is None:
+                network.check(X)
+                outputs = network.outputs(X)
+                check_outputs(outputs)
+                columns.append(outputs.cpu().double().numpy())
+            else:
+                outputs_, answer = ask(network, X, questions[i], fit.rows_at_once)
+                columns.append(outputs_)
+                answers += [answer[:, o] for o in range(answer.shape[1])]
+        return np.concatenate(columns, axis=1), answers
+
+    def _covariance(self, fit: Fit) -> Covariance:
+        if fit.covariance.damping is None:
+            raise ValueError(
+                f"λ is not known: give {type(self).__name__} the optimiser's weight_decay= or damping=, and fit again"
+            )
+        return fit.covariance
+
+    def _warn_of_changes(self, network: Network, fit: Fit) -> None:
+        if changed := self._changed_weights(network, fit):
+            warnings.warn(
+                f"the model's weights have changed since fit (first: {changed!r}): predictions come from the new "
+                "weights, the width of the intervals from the old ones; call fit again",
+                DeltabandWarning,
+                stacklevel=4,
+            )
+
+    def _check_weights(self, network: Network, fit: Fit) -> None:
+        if changed := self._changed_weights(network, fit):
+            raise ValueError(f"the model's weights have changed since fit (first: {changed!r}): call fit again first")
+
+    def _changed_weights(self, network: Network, fit: Fit) -> str | None:
+        """The first parameter that is not as it was at fit."""
+        if network.n_parameters != fit.n_parameters:
+            raise ValueError(
+                f"the model has {network.n_parameters:,} trainable parameters now and had {fit.n_parameters:,} at fit: "
+                "call fit again"
+            )
+        now = fingerprint(network.twin)
+        return next((name for name in {**fit.fingerprint, **now} if now.get(name) != fit.fingerprint.get(name)), None)
+
+
+def _one(values: np.ndarray) -> float | np.ndarray:
+    return float(values[0]) if len(values) == 1 else values

@@ -1,0 +1,86 @@
+"""A private, eval-mode twin of the user's module.
+
+It shares the storage of the module's parameters but none of its state, so nothing that happens to it can be seen on the
+user's side, and every caller (every thread) can have its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What torch.compile and DataParallel were given."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("a TorchScript module cannot be differentiated row by row: pass the original nn.Module")
+    model = getattr(model, "_orig_mod", model)
+    return model.module if isinstance(model, nn.DataParallel) else model
+
+
+def twin(model: nn.Module, chosen: Callable[[str], bool] = lambda name: True, own_weights: bool = False) -> nn.Module:
+    """A copy of the module tree, in eval mode, around the same numbers, or around copies of them.
+
+    Only trainable parameters of a `chosen` name are trainable in the twin. Buffers are copied in any case: a forward
+    pass may write to them.
+    """
+    shared: dict[int, object] = {}
+    for name, w in model.named_parameters():
+        if isinstance(w, UninitializedParameter):
+            raise ValueError(
+                f"parameter {name!r} is not initialised yet: call the lazy module once, or load its weights"
+            )
+        shared[id(w)] = nn.Parameter(
+            w.detach().clone() if own_weights else w.detach(), w.requires_grad and chosen(name)
+        )
+    for module in model.modules():
+        for key, value in vars(module).items():
+            # old-style weight_norm keeps a computed weight, which cannot be copied; arrays are data, not state; a
+            # Lightning module knows its trainer, and with it all the data
+            data = isinstance(value, np.ndarray) and not own_weights
+            if data or key in ("_trainer", "_fabric") or (isinstance(value, Tensor) and not value.is_leaf):
+                shared[id(value)] = value
+    try:
+        copied = copy.deepcopy(model, shared)
+    except Exception as error:
+        raise TypeError(f"the model could not be copied with copy.deepcopy, which deltaband needs: {error}") from error
+    if {id(module) for module in model.modules()} & {id(module) for module in copied.modules()}:
+        raise TypeError("copy.deepcopy of the model returns parts of the model itself: deltaband would change them")
+    copied.eval()
+    for module in copied.modules():  # torch.func has no use for them, and stumbles
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+    return copied
+
+
+@contextmanager
+def plain_autograd(device: torch.device) -> Iterator[None]:
+    """Arithmetic as written, whatever context the caller is in (inference mode, no_grad, autocast)."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if torch.amp.is_autocast_available(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield
+
+
+def fingerprint(twin: nn.Module) -> dict[str, str]:
+    """A digest of each parameter and buffer, what is trainable, and the types of the modules."""
+    state = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    kinds = {f"module {name!r}": type(module).__qualname__ for name, module in twin.named_modules()}
+    return {name: _digest(tensor) for name, tensor in state.items()} | kinds
+
+
+def _digest(tensor: Tensor) -> str:
+    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode(), digest_size=16)
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
