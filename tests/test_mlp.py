@@ -81,7 +81,7 @@ def test_lambda_is_that_of_the_objective_whose_gradient_vanishes_where_the_train
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize(("n", "batch_size"), [(40, 10), (40, 20)])
+@pytest.mark.parametrize(("n", "batch_size"), [(40, 10), (40, 20), (30, 20), (50, 20)])
 def test_lambda_of_small_batches_is_what_the_weights_of_a_linear_network_show(n, batch_size):
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n, 1))
@@ -102,6 +102,7 @@ def test_lambda_follows_from_alpha_solver_and_batch_size():
     assert damping(1000) == damping(1000, solver="sgd") == pytest.approx(0.2 * 5)  # "auto" is 200
     assert damping(150) == damping(150, batch_size=500) == pytest.approx(0.2)
     assert damping(1000, batch_size=50) == pytest.approx(0.2 * 20)
+    assert damping(300) == pytest.approx(0.2 * 300 * (1 / 200 + 1 / 100) / 2)  # a last batch that is smaller
     assert damping(1000, batch_size=100, early_stopping=True) == pytest.approx(0.2 * 9)
     assert damping(1000, batch_size=100, early_stopping=True, validation_fraction=0.5) == pytest.approx(0.2 * 5)
     assert damping(1000, early_stopping=True, solver="lbfgs") == 0.2  # which does not stop early

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,12 +41,13 @@ def to_torch(estimator: Any) -> nn.Sequential:
 def damping(estimator: Any, n_rows: int) -> float | None:
     """λ of SSE + λ‖W‖², where `fit` was given `n_rows` rows; None where no penalty of squared errors tells it.
 
-    Each batch adds to the gradient that of (½·SSE + ½·alpha·‖W‖²)/b, over its b rows. So λ is
+    Each batch B adds to the gradient that of (½·SSE_B + ½·alpha·‖W‖²)/|B|, and each counts as one step. So λ is
 
-        alpha          with lbfgs, whose only batch is all rows
-        alpha·n/b      with sgd and adam
+        alpha                      with lbfgs, whose only batch is all rows
+        alpha·n·mean of 1/|B|      with sgd and adam: alpha·n/b where the batch size b divides n
 
-    with n the rows that were trained on: those that early stopping holds out were not. Biases are not penalised.
+    with n the rows that were trained on: those that early stopping holds out were not. A last batch that is smaller
+    than the others counts as much as they do, and is penalised more. Biases are not penalised.
     """
     if estimator.alpha == 0 or getattr(estimator, "loss", "squared_error") != "squared_error":
         return None
@@ -55,4 +57,5 @@ def damping(estimator: Any, n_rows: int) -> float | None:
     if estimator.early_stopping:
         n = max(1, n - math.ceil(estimator.validation_fraction * n))
     b = min(200 if estimator.batch_size == "auto" else estimator.batch_size, n)
-    return float(estimator.alpha) * n / b
+    sizes = [stop - start for start, stop in pairwise([*range(0, n, b), n])]
+    return float(estimator.alpha) * n * sum(1 / size for size in sizes) / len(sizes)
