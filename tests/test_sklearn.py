@@ -213,6 +213,9 @@ def test_a_falling_transform_swaps_the_bounds():
     mean, lower, upper = IntervalRegressor(inverse).fit(X, y).predict_interval(X)
     assert (lower < mean).all()
     assert (mean < upper).all()
+    far = TransformedTargetRegressor(network(), func=lambda y: 1e8 - y, inverse_func=lambda z: 1e8 - z)
+    width = IntervalRegressor(far).fit(X, 1e8 + y).predict_interval(X).width
+    assert width == pytest.approx(IntervalRegressor(network()).fit(X, -y).predict_interval(X).width, rel=0.02)
 
 
 def test_a_transform_that_is_not_monotone_is_refused_and_one_that_ends_gives_no_bound():

@@ -79,6 +79,8 @@ class Wrapped:
                 "as lambda z: np.square(np.maximum(z, 0))"
             )
         low, high = (values[-1], values[0]) if falls else (values[0], values[-1])
+        swapped = low > high  # by less than what counts as a step
+        low, high = np.where(swapped, high, low), np.where(swapped, low, high)
         # where the inverse is not defined no y is as extreme: there is no bound
         return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
 
