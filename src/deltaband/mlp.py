@@ -1,0 +1,61 @@
+"""scikit-learn's `MLPRegressor` as a torch module, and the λ that it was trained with."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Exponential(nn.Module):
+    """What `loss="poisson"` ends in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+ACTIVATIONS = {
+    "identity": nn.Identity,
+    "logistic": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "exp": Exponential,
+}
+
+
+def to_torch(estimator: Any) -> nn.Sequential:
+    """The fitted network with the same weights, in float64: (b, features) -> (b, outputs)."""
+    modules: list[nn.Module] = []
+    for W, bias in zip(estimator.coefs_, estimator.intercepts_, strict=True):  # (fan_in, fan_out), (fan_out,)
+        # on "meta" a fresh layer has no weights, which would take random numbers from the user's generator
+        layer = nn.Linear(W.shape[0], W.shape[1], device="meta")
+        layer.weight = nn.Parameter(torch.tensor(W.T, dtype=torch.float64))
+        layer.bias = nn.Parameter(torch.tensor(bias, dtype=torch.float64))
+        modules += [layer, ACTIVATIONS[estimator.activation]()]
+    return nn.Sequential(*modules[:-1], ACTIVATIONS[estimator.out_activation_]()).eval()
+
+
+def damping(estimator: Any, n_rows: int) -> float | None:
+    """λ of SSE + λ‖W‖², where `fit` was given `n_rows` rows; None where no penalty of squared errors tells it.
+
+    Each batch B adds to the gradient that of (½·SSE_B + ½·alpha·‖W‖²)/|B|, and each counts as one step. So λ is
+
+        alpha                      with lbfgs, whose only batch is all rows
+        alpha·n·mean of 1/|B|      with sgd and adam: alpha·n/b where the batch size b divides n
+
+    with n the rows that were trained on: those that early stopping holds out were not. A last batch that is smaller
+    than the others counts as much as they do, and is penalised more. Biases are not penalised.
+    """
+    if estimator.alpha == 0 or getattr(estimator, "loss", "squared_error") != "squared_error":
+        return None
+    if estimator.solver == "lbfgs":
+        return float(estimator.alpha)
+    n = n_rows
+    if estimator.early_stopping:
+        n = max(1, n - math.ceil(estimator.validation_fraction * n))
+    b = min(200 if estimator.batch_size == "auto" else estimator.batch_size, n)
+    sizes = [stop - start for start, stop in pairwise([*range(0, n, b), n])]
+    return float(estimator.alpha) * n * sum(1 / size for size in sizes) / len(sizes)

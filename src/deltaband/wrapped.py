@@ -1,0 +1,161 @@
+"""The network inside a scikit-learn estimator, and the way to it: X through its steps, y through target transforms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import is_classifier
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.frozen import FrozenEstimator
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import Pipeline
+from sklearn.utils import check_array
+from torch import nn
+
+from . import mlp
+
+SUPPORTED = (
+    "IntervalRegressor takes an MLPRegressor or a skorch regressor: alone, as the last step of a Pipeline, in a "
+    "TransformedTargetRegressor or in a FrozenEstimator"
+)
+# These add weight_decay·w to the gradient. Others shrink the weights past it, and have no λ.
+COUPLED = (
+    *(torch.optim.SGD, torch.optim.ASGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta),
+    *(torch.optim.Adam, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+)
+GRID = 9  # points at which the inverse of a target transform is looked at
+ROUNDING = 1e-6  # of the values there
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A network with what stands before it; both tuples outermost first."""
+
+    network: Any  # an MLPRegressor or a skorch regressor
+    steps: tuple[Any, ...] = ()  # the pipelines without their last step
+    targets: tuple[Any, ...] = ()  # transformers of y; empty where not fitted
+    frozen: bool = False
+
+    def inputs(self, X: Any) -> np.ndarray:
+        """X as the network sees it."""
+        for step in self.steps:
+            X = step.transform(X)
+        if isinstance(self.network, MLPRegressor):
+            return check_array(X, dtype=np.float64, input_name="X")
+        # skorch passes on whatever it gets: images, indices
+        return check_array(X, dtype=None, ensure_2d=False, allow_nd=True, input_name="X")
+
+    def to_network(self, y: np.ndarray) -> np.ndarray:  # (n,) or (n, 1) -> (n,)
+        """Targets as the network was trained on."""
+        values = y.astype(np.float64).reshape(-1, 1)
+        for transformer in self.targets:
+            values = np.asarray(transformer.transform(values), dtype=np.float64).reshape(-1, 1)
+        return values[:, 0]
+
+    def to_units(self, z: np.ndarray) -> np.ndarray:
+        """What the network gives, of any shape, in the units of y."""
+        values = z.astype(np.float64).reshape(-1, 1)
+        with np.errstate(over="ignore", invalid="ignore"):  # the upper end of an interval may well be exp(1000)
+            for transformer in reversed(self.targets):
+                values = np.asarray(transformer.inverse_transform(values), dtype=np.float64).reshape(-1, 1)
+        return values.reshape(z.shape)
+
+    def bounds(self, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """An interval of the network's output as one of y, where the transform of the target is monotone."""
+        if not self.targets:
+            return lower.astype(np.float64), upper.astype(np.float64)
+        values = self.to_units(np.linspace(lower, upper, GRID))
+        with np.errstate(invalid="ignore"):  # ∞ − ∞
+            steps = np.diff(values, axis=0)
+        rounding = ROUNDING * np.abs(values, where=np.isfinite(values), out=np.zeros_like(values))[1:]
+        rises, falls = bool((steps > rounding).any()), bool((steps < -rounding).any())
+        if rises and falls:
+            raise ValueError(
+                "the inverse of the target transform is not monotone over the intervals (as that of a square root is "
+                "not: it takes −1 to 1), so their ends are no bounds in the units of y; give an inverse that is, such "
+                "as lambda z: np.square(np.maximum(z, 0))"
+            )
+        low, high = (values[-1], values[0]) if falls else (values[0], values[-1])
+        swapped = low > high  # by less than what counts as a step
+        low, high = np.where(swapped, high, low), np.where(swapped, low, high)
+        # where the inverse is not defined no y is as extreme: there is no bound
+        return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+
+    def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray:  # (n,), (n,) -> (n,)
+        """Standard deviations of the network's output in the units of y, where its transform is affine there."""
+        if not self.targets:
+            return std.astype(np.float64)
+        low, high = float((z - std).min()), float((z + std).max())
+        grid = np.linspace(low, high, GRID) if high > low else low + np.linspace(-1, 1, GRID)
+        values = self.to_units(grid)
+        line = np.linspace(values[0], values[-1], GRID)
+        if not np.allclose(values, line, rtol=ROUNDING, atol=ROUNDING * abs(values[-1] - values[0])):
+            raise ValueError(
+                "a standard deviation keeps its meaning only under an affine transform of the target, such as that of "
+                "StandardScaler; use predict_interval, whose bounds follow any monotone one"
+            )
+        return std.astype(np.float64) * abs(float(values[-1] - values[0]) / float(grid[-1] - grid[0]))
+
+    def module(self) -> nn.Module:
+        """The network in torch: a copy of an MLPRegressor, skorch's own."""
+        return mlp.to_torch(self.network) if isinstance(self.network, MLPRegressor) else self.network.module_
+
+    def check_shape(self, inputs: np.ndarray, y: np.ndarray) -> None:
+        """Raise where skorch was trained on targets of another shape than its outputs, which torch broadcasts."""
+        if self.frozen or isinstance(self.network, MLPRegressor):
+            return
+        outputs = self.network.predict(inputs[:1])
+        if outputs.ndim != y.ndim:
+            raise ValueError(
+                f"the network gives outputs of shape {('n', *outputs.shape[1:])} and was trained on y of shape "
+                f"{('n', *y.shape[1:])}, each against every other: give y.reshape({'-1, 1' if y.ndim == 1 else '-1'})"
+            )
+
+    def damping(self, n_rows: int) -> float | None:
+        """λ, where the training tells it."""
+        if isinstance(self.network, MLPRegressor):
+            return mlp.damping(self.network, n_rows)
+        return _skorch_damping(self.network, n_rows)
+
+
+def find(estimator: Any, fitted: bool = False) -> Wrapped:
+    """The network inside `estimator`; a TypeError where it is none that can be had."""
+    if isinstance(estimator, FrozenEstimator):
+        return replace(find(estimator.estimator, fitted), frozen=True)
+    if isinstance(estimator, Pipeline):
+        inner = find(estimator.steps[-1][1], fitted)
+        return replace(inner, steps=(estimator[:-1], *inner.steps)) if len(estimator.steps) > 1 else inner
+    if isinstance(estimator, TransformedTargetRegressor):
+        inner = find(estimator.regressor_ if fitted else estimator.regressor, fitted)
+        return replace(inner, targets=(estimator.transformer_, *inner.targets)) if fitted else inner
+    if hasattr(estimator, "__sklearn_tags__") and is_classifier(estimator):
+        raise TypeError(f"{SUPPORTED}; {type(estimator).__name__} is a classifier")
+    if not isinstance(estimator, MLPRegressor) and not all(
+        hasattr(estimator, name) for name in ("module", "criterion", "optimizer")
+    ):
+        got = repr(estimator) if isinstance(estimator, str | type | None) else type(estimator).__name__
+        raise TypeError(f"{SUPPORTED}; got {got}")
+    return Wrapped(estimator)
+
+
+def _skorch_damping(net: Any, n_rows: int) -> float | None:
+    """λ from the optimiser and the loss; None for a loss that is not squared, and without a coupled weight decay.
+
+    The last epoch tells how many rows were trained on, since skorch holds some out by default, and in how many batches.
+    """
+    criterion, optimizer = getattr(net, "criterion_", None), getattr(net, "optimizer_", None)
+    if type(criterion) is not nn.MSELoss or not isinstance(optimizer, COUPLED):
+        return None
+    if any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
+        return None
+    decays = {float(group["weight_decay"]) for group in optimizer.param_groups} - {0.0}
+    if len(decays) != 1:  # none, or several
+        return None
+    epoch = net.history[-1] if len(net.history) else {"batches": []}
+    sizes = [batch["train_batch_size"] for batch in epoch["batches"] if "train_batch_size" in batch]
+    factors = {"mean": sum(sizes) or n_rows, "sum": len(sizes) or None}
+    factor = factors.get(criterion.reduction)
+    return None if factor is None else factor * decays.pop() / 2
