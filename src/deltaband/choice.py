@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -13,48 +13,62 @@ LISTED = 20  # names in an error
 
 
 def chosen(model: nn.Module, choice: Choice) -> frozenset[str]:
-    """The names of the trainable parameters that are chosen."""
-    trainable = {name: w for name, w in model.named_parameters() if w.requires_grad}
+    """The names of the trainable parameters that are chosen. A tied one has several names: any of them will do, and the
+    first is what it is called here."""
+    first = {id(w): name for name, w in model.named_parameters()}
+    everything = {plain(name): w for name, w in model.named_parameters(remove_duplicate=False)}
+    trainable = {name: w for name, w in everything.items() if w.requires_grad}
     if isinstance(choice, str):
         if choice not in ("all", "last"):
             raise ValueError(
                 f"parameters must be 'all', 'last', a list of names such as ['head.*'], or a function of name and "
                 f"parameter; got {choice!r}"
             )
-        return frozenset(trainable) if choice == "all" or not trainable else frozenset(_last(trainable))
-    if callable(choice):
-        names = frozenset(name for name, w in trainable.items() if choice(name, w))
-        if not names:
+        found = set(trainable)
+        if choice == "last" and trainable:
+            last = last_layer(model)
+            found = {name for name in trainable if owner(name) == last}
+    elif callable(choice):
+        found = {name for name, w in trainable.items() if choice(name, w)}
+        if not found:
             raise ValueError(f"the function given as parameters chooses none of the trainable ones: {_list(trainable)}")
-        return names
-    if not isinstance(choice, Sequence) or not all(isinstance(pattern, str) for pattern in choice) or not choice:
+    elif isinstance(choice, Sequence) and choice and all(isinstance(pattern, str) for pattern in choice):
+        found = set()
+        for pattern in choice:
+            matching = {name for name in everything if fnmatchcase(name, plain(pattern))}
+            if not matching & set(trainable):
+                reason = f"only frozen parameters ({min(matching)})" if matching else "no parameter"
+                raise ValueError(f"{pattern!r} matches {reason}; trainable are: {_list(trainable)}")
+            found |= matching & set(trainable)
+    else:
         raise TypeError(f"parameters must be 'all', 'last', a list of names or a function, got {choice!r}")
-    found: set[str] = set()
-    for pattern in choice:
-        matching = {name for name in trainable if fnmatchcase(name, pattern)}
-        if not matching:
-            frozen = [
-                name for name, w in model.named_parameters() if not w.requires_grad and fnmatchcase(name, pattern)
-            ]
-            reason = f"matches only frozen parameters ({frozen[0]})" if frozen else "matches no parameter"
-            raise ValueError(f"{pattern!r} {reason}; trainable are: {_list(trainable)}")
-        found |= matching
-    return frozenset(found)
+    return frozenset(first[id(trainable[name])] for name in found)
 
 
-def _last(names: Sequence[str] | dict[str, nn.Parameter]) -> list[str]:
-    """Those of the module that was registered last."""
-    last = owner(list(names)[-1])
-    return [name for name in names if owner(name) == last]
+def layers_of(model: nn.Module) -> list[str]:
+    """The names of the modules that have trainable parameters, as they were registered."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return list(dict.fromkeys(owner(name) for name, w in parameters if w.requires_grad))
+
+
+def last_layer(model: nn.Module) -> str:
+    """The module that was registered last."""
+    return layers_of(model)[-1]
+
+
+def plain(name: str) -> str:
+    """Without what torch.compile adds."""
+    return name.replace("_orig_mod.", "")
 
 
 def owner(name: str) -> str:
     """The name of the module that a parameter belongs to; that of a parametrised weight is the layer."""
+    name = plain(name)
     if ".parametrizations." in name:
         return name.split(".parametrizations.")[0]
-    return name.rpartition(".")[0]
+    return "" if name.startswith("parametrizations.") else name.rpartition(".")[0]
 
 
-def _list(names: dict[str, nn.Parameter]) -> str:
-    listed = ", ".join(list(names)[:LISTED])
-    return listed + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+def _list(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

@@ -49,9 +49,10 @@ class Fit:
         if self.by_rows:
             return "whole rows, by torch.func"
         covered, rest = len(self.layers.batch_dims), len(self.layers.rest)
-        ways = [f"{covered} layers without rows"] if covered else []
+        ways = [f"{covered} layer{'s'[: covered > 1]} by hooks"] if covered else []
         if rest:
-            ways.append(f"{rest} parameters by {'torch.func' if self.layers.vmap else 'a plain loop over the rows'}")
+            way = "torch.func" if self.layers.vmap else "a plain loop over the rows"
+            ways.append(f"{rest} parameter{'s'[: rest > 1]} by {way}")
         return ", ".join(ways)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,24 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import functional_call
 
 from . import capture
 from .batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Held
 from .capture import Layers
-from .choice import Choice, chosen, owner
+from .checks import check_output, check_own, check_same, distinct, first_difference
+from .choice import Choice, chosen, last_layer, layers_of
 from .inputs import Inputs
 from .layers import Part, Rows
-from .twin import plain_autograd, twin, unwrapped
+from .rowwise import PAST_THE_TREE, looped, plain, vmapped
+from .twin import no_inner_loops, plain_autograd, twin, unwrapped
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
 EXAMINED = 8  # rows that tell which layers do without rows
-PAST_THE_TREE = (
-    "some weights are reached past the module tree (a lambda or a list that holds a layer or a parameter), so their "
-    "gradients would be missing: register them as submodules or parameters"
-)
 
 Head = Callable[[Tensor], Tensor]  # (b, M) -> (b, m): of a network's outputs what is asked about
 
@@ -59,7 +55,8 @@ class Network:
         names = chosen(model, parameters)
         self.twin = twin(model, names.__contains__, own_weights)
         self._trainable = {name: w for name, w in self.twin.named_parameters() if w.requires_grad}
-        self._last = owner(next(reversed(self._trainable))) if parameters == "last" and self._trainable else None
+        self._last = last_layer(model) if parameters == "last" and self._trainable else None
+        self._layers = set(layers_of(model))
         self.parameters = {name: w.detach() for name, w in self._trainable.items()}
         if not self.parameters:
             raise ValueError(
@@ -82,6 +79,9 @@ class Network:
         self.dtype = tensors[0].dtype
         for w in tensors:
             self.dtype = torch.promote_types(self.dtype, w.dtype)
+        kinds = {w.dtype for w in self.twin.parameters() if w.is_floating_point()}
+        self._input_dtype = self.dtype if len(kinds) == 1 else None  # a frozen half of it may be of another
+        self._rng = np.random.default_rng(0)
         self.n_outputs = 0  # not known before `check`
         self.n_returned = 0  # before the head
         self._outputs_at_once = 1
@@ -96,7 +96,7 @@ class Network:
         """A copy of `x` (a network may work on its input in place), in the network's dtype where it is not integer."""
 
         def prepared(x: Tensor) -> Tensor:
-            x = x.detach().to(self.device, self.dtype if x.is_floating_point() else None, copy=True)
+            x = x.detach().to(self.device, self._input_dtype if x.is_floating_point() else None, copy=True)
             return x.clone() if x.is_inference() else x
 
         return Inputs.of(x).map(prepared)
@@ -106,19 +106,14 @@ class Network:
         y = self._call(x, parameters).reshape(len(x), -1)
         return y if self.head is None else self.head(y)
 
+    def _fresh(self, x: Inputs) -> Tensor:
+        """The same of a copy: a network may work on its input in place."""
+        return self.evaluate(x.map(torch.clone))
+
     def _call(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Any:
-        args, kwargs = self._arguments(x)
+        args, kwargs = x.arguments(self.twin.forward)
         y = self.twin(*args, **kwargs) if parameters is None else functional_call(self.twin, parameters, args, kwargs)
         return y if self._output is None else self._output(y)
-
-    def _arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Several tensors are several arguments, tensors by name are named ones, unless `forward` takes them as one."""
-        if x.single:
-            return x.tensors, {}
-        if x.names is None:
-            return ((x.tensors,) if _places(self.twin) == 1 and len(x.tensors) > 1 else x.tensors), {}
-        by_name = dict(zip(x.names, x.tensors, strict=True))
-        return ((), by_name) if _takes(self.twin, x.names) else ((by_name,), {})
 
     def check(self, x: Any) -> int:
         """How many rows of `x` go into one chunk. Raises unless the network gives real numbers for each row of `x`.
@@ -129,6 +124,7 @@ class Network:
         x = self.prepare(Inputs.of(x)[:2])
         b = len(x)
         weights = {w.data_ptr() for w in self.twin.parameters()}
+        versions = [w._version for w in self.twin.parameters()]
         remembered = given = 0
         last: str | None = None
 
@@ -141,7 +137,7 @@ class Network:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
                 nonlocal given, last
                 given += output.nbytes if isinstance(output, Tensor) else 0
-                last = name if any(True for _ in module.parameters()) else last
+                last = name if name in self._layers else last
 
             return hook
 
@@ -149,18 +145,25 @@ class Network:
             stack.enter_context(plain_autograd(self.device))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
             for name, module in self.twin.named_modules():
-                if next(module.children(), None) is None or name == self._last:
+                if next(module.children(), None) is None or name in self._layers:
                     stack.callback(module.register_forward_hook(weigh(name)).remove)
             try:
                 y = self._call(x.map(torch.clone))
             except Exception as error:
                 integer = any(not tensor.is_floating_point() for tensor in x.tensors)
-                hint = "; if these are not indices of an Embedding, pass x.float()" if integer else ""
+                hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
+                hint += "" if x.single else f"; its forward takes {inspect.signature(self.twin.forward)}"
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
-            self._check_output(y, b)
+            check_output(y, b)
             y = self._headed(y, b)
+        if versions != [w._version for w in self.twin.parameters()]:
+            raise ValueError(
+                "the network's weights change while it is called: it writes to them (such as F.embedding with "
+                "max_norm), or another thread trains it; neither is supported"
+            )
         if b > 1:
-            self._check_alone(x[:1], y[0].detach())
+            with plain_autograd(self.device):
+                check_own(self._fresh, x, y.detach())
         if self._last is not None and last not in (None, self._last):
             raise ValueError(
                 f"parameters='last' takes the layer that was registered last, {self._last!r}, but {last!r} runs last: "
@@ -182,50 +185,46 @@ class Network:
         self.n_outputs = y.shape[1]
         return y
 
-    def _check_alone(self, x: Inputs, in_batch: Tensor) -> None:
-        """Whether a row's outputs are its own."""
-        with plain_autograd(self.device), torch.no_grad():
-            try:
-                alone = self.evaluate(x.map(torch.clone))[0]
-            except Exception as error:
-                raise ValueError(f"the network could not be evaluated on a single row: {error}") from error
-        scale = 1e-5 * (1 + float(alone.abs().max().nan_to_num(0.0, 0.0, 0.0)))
-        if not torch.allclose(in_batch, alone, rtol=1e-3, atol=scale, equal_nan=True):
-            i = int((in_batch - alone).abs().nan_to_num(torch.inf).argmax())
-            raise ValueError(
-                "the network's output for a row depends on the other rows of the batch, or changes from call to "
-                f"call ({alone[i].item():.4g} alone, {in_batch[i].item():.4g} in a batch): not supported"
-            )
-
-    def _check_output(self, y: Any, b: int) -> None:
-        if not isinstance(y, Tensor):
-            raise TypeError(
-                f"the network must return one tensor, got {type(y).__name__}; pick the prediction with "
-                "output=, for instance output=lambda out: out[0] or output=lambda out: out.logits"
-            )
-        if not y.is_floating_point():
-            raise TypeError(f"the network must return real numbers, got {y.dtype}")
-        rows = y.ndim in (1, 2) and len(y) == b and y.numel() > 0
-        if not rows and not (b == 1 and y.ndim == 0):
-            raise ValueError(
-                f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},), or ({b}, m) for "
-                "m outputs; pick some of it with output=, for instance output=lambda y: y[:, -1]"
-            )
-
     def examine(self, x: Any) -> Layers:
         """Find out which layers do without rows, by some of the rows of `x`; gradients come layer by layer from now."""
-        x = self.prepare(_distinct(Inputs.of(x)))
+        x = self.prepare(distinct(Inputs.of(x), EXAMINED))
         with plain_autograd(self.device):
             try:
-                past_the_tree = self.evaluate(x.map(torch.clone), self.parameters).requires_grad
-                self.layers = capture.examine(self.twin, lambda: self.evaluate(x.map(torch.clone)), len(x))
+                y = self.evaluate(x.map(torch.clone), self.parameters)
+                check_same(y.detach(), self._fresh(x).detach())
+                check_own(self._fresh, x, y.detach())
+                self.layers = capture.examine(self.twin, lambda: self._fresh(x), len(x))
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
-        if past_the_tree:
+        if y.requires_grad:
             raise TypeError(PAST_THE_TREE)
         if self.layers.rest and not self._vmap_works(self.layers.rest, x):
             self.layers = replace(self.layers, vmap=False)
         return self.layers
+
+    def verify(self, x: Any) -> None:
+        """Raise unless one of the rows of `x`, beside another, has the gradient that plain autograd gives.
+
+        Which layers tell their gradients is found out on the first rows; a weight that only later rows use past its
+        layer would be missed.
+        """
+        x = self.prepare(x)
+        i, o = int(self._rng.integers(len(x))), int(self._rng.integers(self.n_outputs))
+        x = x[[i, (i + 1) % len(x)]] if len(x) > 1 else x
+        _, gradients = self.gradients(x, slice(o, o + 1))
+        varied = {name: self._trainable[name] for name in (self.parameters if not self.layers else self.layers.order)}
+        with plain_autograd(self.device):
+            y = self._fresh(x)
+            check_own(self._fresh, x, y.detach())
+            expected = plain(y[0, o], list(varied.values()))
+        got = gradients.take(np.array([0])).rows()[0]
+        name = first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
+        if name is not None:
+            raise ValueError(
+                f"the gradient with respect to {name!r} is not had as it was on the first rows: for some rows the "
+                "network uses this weight in another way than by calling its layer. Put such a row among the first "
+                f"{EXAMINED}, or leave the weight out with parameters="
+            )
 
     def take_rows(self, x: Any) -> None:
         """Whole rows in one piece from now on, if that works on the rows of `x`."""
@@ -233,15 +232,13 @@ class Network:
             self.layers = None
 
     def _vmap_works(self, names: tuple[str, ...], x: Inputs) -> bool:
-        """Whether torch.func gives the gradients that plain autograd does, on two rows, and without falling back to a
-        loop of its own, of which it warns."""
+        """Whether torch.func gives the gradients that plain autograd does, on two rows."""
         x = x[:2]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
+        try:
+            with no_inner_loops():
                 _, fast = self._vmapped(names, x, slice(None))
-            except Exception:
-                return False
+        except Exception:
+            return False
         _, plain = self._looped(names, x, slice(None))
         return bool(torch.allclose(fast, plain, rtol=1e-3, atol=1e-4 * float(plain.abs().max())))
 
@@ -259,105 +256,43 @@ class Network:
         if self.layers is None:
             outputs, rows = self._vmapped(tuple(self.parameters), x, group)
             return outputs, GradientBatch.of(*rows)
-        with plain_autograd(self.device):
-            outputs, parts = capture.parts(
-                self.twin, self.layers, lambda: self.evaluate(x.map(torch.clone))[:, group], len(x)
-            )
-        blocks: list[list[Part]] = parts
+        outputs, blocks = self._parts(self.layers, x, group)
         if self.layers.rest:
             compute = self._vmapped if self.layers.vmap else self._looped
             _, rows = compute(self.layers.rest, x, group)
-            blocks = [[*block, Rows(of_output)] for block, of_output in zip(parts, rows, strict=True)]
+            blocks = [[*block, Rows(of_output)] for block, of_output in zip(blocks, rows, strict=True)]
         return outputs, GradientBatch(tuple(map(Held, blocks)))
+
+    def _parts(self, layers: Layers, x: Inputs, group: slice) -> tuple[Tensor, list[list[Part]]]:
+        """Outputs (b, m) and for each of them the parts of its layers; by a plain loop, if these rows use a layer as
+        the first ones did not."""
+        with plain_autograd(self.device):
+            try:
+                return capture.parts(self.twin, layers, lambda: self._fresh(x)[:, group], len(x))
+            except capture.UnlikeError:
+                names = tuple(name for names in layers.parameters for name in names)
+        outputs, rows = self._looped(names, x, group)
+        sizes = [sum(self.parameters[name].numel() for name in names) for names in layers.parameters]
+        return outputs, [[Rows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows]
 
     def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
         """Outputs (b, m) and rows of J (m, b, p) for some of the parameters."""
-        varied = {name: self.parameters[name] for name in names}
-        others = {name: w for name, w in self.parameters.items() if name not in varied}
-
-        def outputs(varied: dict[str, Tensor], *row: Tensor) -> Tensor:  # (m,)
-            one = replace(x, tensors=tuple(part.unsqueeze(0) for part in row))
-            return self.evaluate(one, {**others, **varied})[0, group]
-
-        def single(varied: dict[str, Tensor], *row: Tensor) -> Tensor:
-            return outputs(varied, *row)[0]
-
-        def several(varied: dict[str, Tensor], *row: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-            y, pull = vjp(lambda varied: outputs(varied, *row), varied)  # type: ignore[misc]
-            return vmap(pull)(torch.eye(len(y), dtype=y.dtype, device=y.device))[0], y
-
-        is_single = self.n_outputs == 1
-        each: Callable[..., tuple[dict[str, Tensor], Tensor]] = grad_and_value(single) if is_single else several
-        # the other kernels of attention have no batching rule
-        with plain_autograd(self.device), sdpa_kernel(SDPBackend.MATH):
-            try:
-                by_name, y = vmap(each, in_dims=(None, *[0] * len(x.tensors)))(varied, *x.tensors)
-            except Exception as error:
-                raise TypeError(f"torch.func could not compute per-row gradients of this network: {error}") from error
-        if is_single:
-            y, by_name = y[:, None], {name: g[:, None] for name, g in by_name.items()}
-        b, m = y.shape
-        rows = torch.cat([g.reshape(b, m, -1).to(self.dtype) for g in by_name.values()], dim=2).movedim(1, 0)
-        if y.requires_grad or rows.requires_grad:
-            raise TypeError(PAST_THE_TREE)
-        return y, rows
+        others = {name: w for name, w in self.parameters.items() if name not in names}
+        with plain_autograd(self.device):
+            return vmapped(
+                lambda x, varied: self.evaluate(x, {**others, **varied})[:, group],
+                {name: self.parameters[name] for name in names},
+                x,
+                len(range(*group.indices(self.n_outputs))),
+            )
 
     def _looped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """The same by plain autograd, row by row and output by output."""
-        varied = [self._trainable[name] for name in names]
-        outputs, rows = [], []
+        """The same by plain autograd."""
         with plain_autograd(self.device):
-            for one in x.split(1):
-                y = self.evaluate(one.map(torch.clone))[0, group]
-                of_row = [torch.autograd.grad(value, varied, retain_graph=True, allow_unused=True) for value in y]
-                rows.append(torch.stack([_flat(gradients, varied, self.dtype) for gradients in of_row]))
-                outputs.append(y.detach())
-        return torch.stack(outputs), torch.stack(rows, dim=1)
+            return looped(lambda x: self._fresh(x)[:, group], [self._trainable[name] for name in names], x)
 
     def outputs(self, x: Any) -> Tensor:
         """Outputs (b, m) alone, without gradients."""
         x = Inputs.of(x)
         with plain_autograd(self.device), torch.no_grad():
             return torch.cat([self.evaluate(self.prepare(part)) for part in x.split(self.check(x))])
-
-
-def _flat(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter], dtype: torch.dtype) -> Tensor:
-    pairs = zip(gradients, parameters, strict=True)
-    return torch.cat([capture.dense(gradient, w).to(dtype) for gradient, w in pairs])
-
-
-def _distinct(x: Inputs) -> Inputs:
-    """Up to EXAMINED rows that differ; a single row beside itself with some noise, where that is possible."""
-    rows = x[np.unique(np.linspace(0, len(x) - 1, EXAMINED).round().astype(int))]
-    if len(rows) > 1 and not all(bool((tensor == tensor[:1]).all()) for tensor in rows.tensors):
-        return rows
-    rows = rows[:1]
-    if not any(tensor.is_floating_point() for tensor in rows.tensors):
-        return rows
-    generator = torch.Generator().manual_seed(0)
-
-    def noisy(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        return tensor + 0.1 * torch.randn(tensor.shape, generator=generator).to(tensor) * (1 + tensor.abs())
-
-    return Inputs.cat([rows, rows.map(noisy)])
-
-
-def _signature(module: nn.Module) -> list[inspect.Parameter]:
-    return list(inspect.signature(module.forward).parameters.values())
-
-
-def _places(module: nn.Module) -> float:
-    """How many arguments `forward` takes by position."""
-    kinds = [parameter.kind for parameter in _signature(module)]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return float("inf")
-    return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
-
-
-def _takes(module: nn.Module, names: tuple[str, ...]) -> bool:
-    """Whether `forward` takes arguments of these names."""
-    parameters = _signature(module)
-    by_name = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters) or set(names) <= by_name

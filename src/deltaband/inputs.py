@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,6 +57,18 @@ class Inputs:
     def split(self, size: int) -> Iterator[Inputs]:
         for start in range(0, max(len(self), 1), size):
             yield self[start : start + size]
+
+    def arguments(self, forward: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Several tensors are several arguments, tensors by name are named ones, unless `forward` takes them as one."""
+        if self.single:
+            return self.tensors, {}
+        args = self.tensors if self.names is None else ()
+        kwargs = {} if self.names is None else dict(zip(self.names, self.tensors, strict=True))
+        try:
+            inspect.signature(forward).bind(*args, **kwargs)
+        except TypeError:
+            return (args or kwargs,), {}
+        return args, kwargs
 
     @staticmethod
     def cat(parts: Sequence[Inputs]) -> Inputs:

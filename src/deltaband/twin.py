@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
+
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -23,8 +28,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("a TorchScript module cannot be differentiated row by row: pass the original nn.Module")
-    model = getattr(model, "_orig_mod", model)
-    return model.module if isinstance(model, nn.DataParallel) else model
+    while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
+        model = getattr(model, "_orig_mod", None) or model.module  # type: ignore[assignment]
+    return model
 
 
 def twin(model: nn.Module, chosen: Callable[[str], bool] = lambda name: True, own_weights: bool = False) -> nn.Module:
@@ -56,10 +62,35 @@ def twin(model: nn.Module, chosen: Callable[[str], bool] = lambda name: True, ow
     if {id(module) for module in model.modules()} & {id(module) for module in copied.modules()}:
         raise TypeError("copy.deepcopy of the model returns parts of the model itself: deltaband would change them")
     copied.eval()
+    for module in list(copied.modules()):
+        for name, child in module.named_children():  # a compiled part shows no hook what it does
+            if hasattr(child, "_orig_mod"):
+                setattr(module, name, unwrapped(child))
     for module in copied.modules():  # torch.func has no use for them, and stumbles
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            _plain(module, copied)
     return copied
+
+
+def _plain(table: nn.Embedding | nn.EmbeddingBag, model: nn.Module) -> None:
+    """Gradients that are those of the output: dense, and not scaled by how often an index occurs.
+
+    `max_norm` shortens what is looked up, in place: here all of the table is, in memory of its own.
+    """
+    table.sparse = table.scale_grad_by_freq = False
+    if table.max_norm is None:
+        return
+    w = table.weight
+    if sum(each is w for module in model.modules() for each in module._parameters.values()) != 1:
+        raise TypeError(
+            "an Embedding with max_norm changes its weight whenever it is called, and this one is used elsewhere too: "
+            "shorten the weight once, and set max_norm=None"
+        )
+    shortened = w.detach().clone()
+    torch.embedding_renorm_(shortened, torch.arange(len(w), device=w.device), table.max_norm, table.norm_type)
+    table.weight, table.max_norm = nn.Parameter(shortened, w.requires_grad), None
 
 
 @contextmanager
@@ -71,6 +102,38 @@ def plain_autograd(device: torch.device) -> Iterator[None]:
         if torch.amp.is_autocast_available(device.type):
             stack.enter_context(torch.autocast(device.type, enabled=False))
         yield
+
+
+@contextmanager
+def no_inner_loops() -> Iterator[None]:
+    """An error where torch.func would fall back to a loop of its own, of which it only warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*performance drop because we have not yet implemented")
+        yield
+
+
+class _MathAttention:
+    """torch's switch is one for the whole process: whoever comes first turns it, whoever leaves last turns it back."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._stack = threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._stack.close()
+
+
+math_attention = _MathAttention()  # its other kernels have no rule for vmap
 
 
 def fingerprint(twin: nn.Module) -> dict[str, str]:
