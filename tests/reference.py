@@ -21,6 +21,31 @@ def jacobian(model: nn.Module, X: torch.Tensor) -> tuple[np.ndarray, np.ndarray]
     return np.array(outputs), np.array(rows)
 
 
+def jacobians(model: nn.Module, rows, names: list[str] | None = None, output=lambda y: y) -> np.ndarray:
+    """J (n, m, p) by plain autograd, one output of one row after the other, with respect to the trainable parameters or
+    to those of the given names. `rows` are the arguments of each call: tuples of tensors, or dictionaries."""
+    parameters = [w for n, w in model.named_parameters() if w.requires_grad and (names is None or n in names)]
+    J = []
+    for row in rows:
+        y = output(model(**row) if isinstance(row, dict) else model(*row)).reshape(-1)
+        of_row = []
+        for value in y:
+            gradients = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+            parts = [torch.zeros_like(w) if g is None else g for w, g in zip(parameters, gradients, strict=True)]
+            dense = [part.to_dense() if part.is_sparse else part for part in parts]
+            of_row.append(torch.cat([part.reshape(-1) for part in dense]).double().numpy())
+        J.append(of_row)
+    return np.array(J)
+
+
+def answers(J: np.ndarray, damping: float, g: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """q (n, m), h (n, m) and p* of several outputs, whose rows J (N, m, p) go into one matrix."""
+    J = J.reshape(-1, J.shape[2])
+    inverse = np.linalg.inv(J.T @ J + damping * np.eye(J.shape[1]))
+    q = np.einsum("nmi,ij,nmj->nm", g, inverse @ (J.T @ J) @ inverse, g)
+    return q, np.einsum("nmi,ij,nmj->nm", g, inverse, g), effective_parameters(J, damping)
+
+
 def variance(J: np.ndarray, damping: float, g: np.ndarray) -> float:
     inverse = np.linalg.inv(J.T @ J + damping * np.eye(J.shape[1]))
     return g @ inverse @ J.T @ J @ inverse @ g
