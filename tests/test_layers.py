@@ -429,7 +429,7 @@ def test_a_large_layer_is_compared_one_row_and_some_columns_at_a_time(monkeypatc
         return columns(self, start, stop)
 
     monkeypatch.setattr(Outer, "columns", watched)
-    monkeypatch.setattr("deltaband.capture.COMPARED", 10_000)
+    monkeypatch.setattr("deltaband.examining.COMPARED", 10_000)
     Network(model).examine(torch.randn(30, 20))
     assert len(held) > 8 * 700 * 700 // 10_000
     assert max(held) <= 10_000

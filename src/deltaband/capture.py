@@ -1,34 +1,29 @@
-"""Which layers of a network tell their gradients, and the parts of a batch's gradients.
-
-Hooks on one forward pass see what each layer is given, one backward pass gives the gradients of what it returns.
-Whether that tells all about a parameter is not assumed but tried: on some rows the parts must equal plain gradients.
-Parameters that fail, or belong to no layer, get rows of their own.
-"""
+"""The parts of a batch's gradients, layer by layer: hooks on one forward pass see what each layer is given, and one
+backward pass gives the gradients of what it returns."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .alone import alone, real_tensors
-from .layers import KINDS, Part, Rows, cheapest, compact, joined, multiplications
+from .layers import KINDS, Part, Rows, cheapest, compact, joined
 from .recurrent import recurrent
-from .twin import no_inner_loops
 
-COMPARED = 2**20  # columns at a time
 SHARED = -1  # in the place of a dimension: no rows in what the layer is given, as for the places of a sequence
 DEPENDS_ON_NOTHING = (
     "the network's output does not depend on any trainable parameter, of those chosen: all gradients are zero"
 )
+
+Places = frozenset[int | str]  # of arguments
 
 
 class UnlikeError(Exception):
@@ -46,6 +41,7 @@ class Layers:
     inner_flops: int  # of an inner product of two rows
     working_bytes: int  # what has to be there besides while they are made
     vmap: bool = True  # whether torch.func gives those rows; a plain loop does where it cannot
+    given: dict[str, frozenset[Places]] = field(default_factory=dict)  # where tensors were in the calls of each layer
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -61,129 +57,32 @@ class Call:
     kwargs: dict[str, Any]
     outputs: tuple[GradientEdge | None, ...]
 
+    @property
+    def given(self) -> Places:
+        places: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
+        return frozenset(i for i, value in places if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)))
+
 
 Evaluate = Callable[[], Tensor]  # (b, m)
 Deltas = list[Tensor | None]  # of one call
 
 
-def examine(twin: nn.Module, evaluate: Evaluate, b: int) -> Layers:
-    """Try every layer on b rows. Of several outputs a mixture is looked at: all is linear in it.
-
-    Rows whose gradients are zero or equal tell nothing, so at least two others are asked for; what cannot be told that
-    way gets rows of its own, and so does a layer that is not called: its weights may be used all the same.
-    """
-    candidates = _candidates(twin)
-    found = _tried(twin, evaluate, b, candidates, lambda layer: (0,) if isinstance(layer, nn.RNNBase) else (0, 1))
-    tables = {n: each for n, each in candidates.items() if n not in found and isinstance(each, nn.Embedding)}
-    if tables:
-        with suppress(RuntimeError):  # the network will not have as many rows there
-            found |= _tried(twin, evaluate, b, tables, lambda layer: (SHARED,))
-    found = {name: found[name] for name in candidates if name in found}
-    parameters = tuple(_names(name, candidates[name]) for name in found)
-    covered = {name for names in parameters for name in names}
-    rest = {name: w for name, w in twin.named_parameters() if w.requires_grad and name not in covered}
-    kept = [part for _, part in found.values()]
-    return Layers(
-        {name: dim for name, (dim, _) in found.items()},
-        parameters,
-        tuple(rest),
-        factor_bytes=sum(_kept_bytes(part) for part in kept) + sum(w.nbytes for w in rest.values()),
-        inner_flops=2 * (sum(map(_least, kept)) + sum(w.numel() for w in rest.values())),
-        working_bytes=2 * max((part.nbytes for part in kept), default=0),
-    )
-
-
-def _tried(
-    twin: nn.Module,
-    evaluate: Evaluate,
-    b: int,
-    candidates: Mapping[str, nn.Module],
-    dims: Callable[[nn.Module], Sequence[int]],
-) -> dict[str, tuple[int, Part]]:
-    """Of the layers that tell their gradients: where the rows are in what they are given, and the part of one row."""
-    shared = {name for name, layer in candidates.items() if SHARED in dims(layer)}
-    outputs, calls = _forward(evaluate, candidates, b, shared)
-    if not outputs.requires_grad:
-        raise ValueError(DEPENDS_ON_NOTHING)
-    y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1]).to(outputs)
-    deltas = _deltas(y, calls, retain_graph=True)
-    guesses: dict[str, dict[int, Part]] = {}
-    for name, layer in candidates.items():
-        for dim in dims(layer) if calls[name] else ():
-            # where the rows are not there, or torch.func cannot do with it, it is no such layer
-            with suppress(Exception), no_inner_loops():
-                guesses.setdefault(name, {})[dim] = _part(layer, calls[name], deltas[name], b, dim)
-    told: dict[str, list[float]] = {name: [] for name in guesses}
-    names = {name: _names(name, candidates[name]) for name in guesses}
-    trainable = {name: w for name, w in twin.named_parameters() if any(name in each for each in names.values())}
-    for i in range(b) if trainable else ():  # a row at a time: whole gradients of a large network are not small
-        gradients = torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, allow_unused=True)
-        by_name = dict(zip(trainable, gradients, strict=True))
-        for name, by_dim in guesses.items():
-            expected = [_flat(by_name[each], trainable[each]) for each in names[name]]
-            scale = max(float(values.abs().max()) for values in expected)
-            for dim in list(by_dim):
-                if not _equal(by_dim[dim].take(slice(i, i + 1)), expected, scale):
-                    del by_dim[dim]
-            if scale > 0:
-                told[name].append(_signature(expected))
-    return {
-        name: (dim := min(by_dim), by_dim[dim].take(slice(0, 1)))
-        for name, by_dim in guesses.items()
-        if by_dim and _differ(told[name])
-    }
-
-
-def _signature(gradient: list[Tensor]) -> float:
-    """A number that unequal gradients hardly share."""
-    pieces = [piece for values in gradient for piece in torch.split(values, COMPARED)]
-    weights = [torch.arange(1, len(piece) + 1, device=piece.device).remainder(97) for piece in pieces]
-    return sum(float((piece.abs() * weight).sum()) for piece, weight in zip(pieces, weights, strict=True))
-
-
-def _differ(values: list[float]) -> bool:
-    return len(values) > 1 and max(values) - min(values) > 1e-4 * max(values)
-
-
-def _equal(part: Part, expected: list[Tensor], scale: float) -> bool:
-    """Whether a part of one row is this gradient, some columns at a time."""
-    if part.n_parameters != sum(values.numel() for values in expected) or not scale < float("inf"):
-        return False
-    start = 0
-    for values in expected:
-        for piece in torch.split(values, COMPARED):
-            got = part.columns(start, start + len(piece))[0]
-            if not torch.allclose(got, piece, rtol=1e-3, atol=1e-4 * scale):
-                return False
-            start += len(piece)
-    return True
-
-
-def _least(part: Part) -> int:
-    return min(multiplications(part), part.n_parameters)
-
-
-def _kept_bytes(part: Part) -> int:
-    """Of what `cheapest` makes of it."""
-    return part.nbytes if multiplications(part) < part.n_parameters else part.n_parameters * _itemsize(part)
-
-
-def _itemsize(part: Part) -> int:
-    return (part.values if isinstance(part, Rows) else part.delta).itemsize
-
-
 def parts(twin: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[Tensor, list[list[Part]]]:
     """Outputs (b, m) and, for each output, the part of each layer."""
     modules = {name: twin.get_submodule(name) for name in layers.batch_dims}
-    y, calls = _forward(evaluate, modules, b, {name for name, dim in layers.batch_dims.items() if dim == SHARED})
+    y, calls = forward(evaluate, modules, b, {name for name, dim in layers.batch_dims.items() if dim == SHARED})
+    if any(call.given not in layers.given[name] for name, made in calls.items() for call in made):
+        raise UnlikeError
     blocks = []
     for i, column in enumerate(y.unbind(dim=1)):
-        deltas = _deltas(column, calls, retain_graph=i < y.shape[1] - 1)
-        try:
-            made = [_part(modules[n], calls[n], deltas[n], b, dim) for n, dim in layers.batch_dims.items()]
-        except Exception as error:
-            raise UnlikeError from error
-        blocks.append([compact(cheapest(part)) for part in made])
+        deltas, made = deltas_of(column, calls, retain_graph=i < y.shape[1] - 1), []
+        for name, dim in layers.batch_dims.items():
+            try:
+                part = part_of(modules[name], calls[name], deltas[name], b, dim)
+            except Exception as error:
+                raise UnlikeError from error
+            made.append(compact(cheapest(part)))
+        blocks.append(made)
     return y.detach(), blocks
 
 
@@ -201,7 +100,7 @@ def _inner(layer: nn.Module) -> Iterator[nn.Module]:
         yield layer.parametrizations  # type: ignore[misc]
 
 
-def _candidates(twin: nn.Module) -> dict[str, nn.Module]:
+def candidates(twin: nn.Module) -> dict[str, nn.Module]:
     """Layers that have their parameters to themselves. The network itself, if it is no layer, is none."""
     uses = Counter(id(w) for module in twin.modules() for w in module._parameters.values())
     inner = {id(module) for layer in twin.modules() for each in _inner(layer) for module in each.modules()}
@@ -224,11 +123,11 @@ def _kind(layer: nn.Module) -> Callable[..., Part] | None:
     return KINDS[known] if plain else None
 
 
-def _names(name: str, layer: nn.Module) -> tuple[str, ...]:
+def names_of(name: str, layer: nn.Module) -> tuple[str, ...]:
     return tuple(f"{name}.{key}" if name else key for key in owned(layer))
 
 
-def _forward(
+def forward(
     evaluate: Evaluate, layers: Mapping[str, nn.Module], b: int, shared: set[str]
 ) -> tuple[Tensor, dict[str, list[Call]]]:
     calls: dict[str, list[Call]] = {name: [] for name in layers}
@@ -265,7 +164,7 @@ def _for_each_row(output: Tensor, b: int) -> Tensor:
     return output
 
 
-def _deltas(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = False) -> dict[str, list[Deltas]]:
+def deltas_of(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = False) -> dict[str, list[Deltas]]:
     """The gradient of each row's output with respect to what each layer returned, call by call."""
     edges = [edge for made in calls.values() for call in made for edge in call.outputs if edge is not None]
     if not edges or not y.requires_grad:
@@ -278,7 +177,8 @@ def _deltas(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = False)
     }
 
 
-def _part(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, dim: int) -> Part:
+def part_of(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, dim: int) -> Part:
+    """The gradient of a layer, of all its calls together."""
     own = {name: w.detach() for name, w in owned(layer).items()}
     made: list[Part] = []
     for call, arrived in zip(calls, deltas, strict=True):
@@ -298,7 +198,3 @@ def _part(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, dim
     if not made:  # never used
         return Rows(torch.cat([w.new_zeros(b, w.numel()) for w in own.values()], dim=1))
     return joined(made)
-
-
-def _flat(gradient: Tensor | None, w: Tensor) -> Tensor:
-    return torch.zeros_like(w).flatten() if gradient is None else gradient.flatten()

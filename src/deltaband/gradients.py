@@ -18,6 +18,7 @@ from .batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Held
 from .capture import Layers
 from .checks import check_output, check_own, check_same, distinct, first_difference
 from .choice import Choice, chosen, last_layer, layers_of
+from .examining import examine
 from .inputs import Inputs
 from .layers import Part, Rows
 from .rowwise import PAST_THE_TREE, looped, plain, vmapped
@@ -193,7 +194,7 @@ class Network:
                 y = self.evaluate(x.map(torch.clone), self.parameters)
                 check_same(y.detach(), self._fresh(x).detach())
                 check_own(self._fresh, x, y.detach())
-                self.layers = capture.examine(self.twin, lambda: self._fresh(x), len(x))
+                self.layers = examine(self.twin, lambda: self._fresh(x), len(x))
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
         if y.requires_grad:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from .arrays import check_finite, described, from_numpy
 
@@ -28,6 +29,8 @@ class Inputs:
         can."""
         if isinstance(x, Inputs):
             return x
+        if isinstance(x, PackedSequence):
+            raise TypeError("a packed sequence has no rows: give the padded tensor and lengths, and pack in forward")
         if isinstance(x, Mapping):
             if not all(isinstance(name, str) for name in x):
                 raise TypeError(f"inputs by name need names that are strings, got {list(x)}")
@@ -113,7 +116,7 @@ def _tensor(x: Any, what: str) -> Tensor:
         raise TypeError(f"{what} must be a tensor or a NumPy array, got {described(x)}")
     if tensor.ndim == 0:
         raise ValueError(f"{what} must have one row per example, got a single number")
-    if tensor.layout != torch.strided or tensor.device.type == "meta":
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
         raise TypeError(f"{what} must be an ordinary tensor, got {tensor.layout} on {tensor.device}")
     if tensor.is_complex():
         raise TypeError(f"{what} must be real, got complex numbers")

@@ -1,0 +1,375 @@
+"""How gradients come by: what is tried, verified again, and refused; and what the user's module keeps."""
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import mlp
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from deltaband import Exact, PredictionIntervals
+from deltaband.gradients import Network
+from deltaband.twin import math_attention
+
+pytestmark = pytest.mark.filterwarnings("ignore:the network has p", "ignore:n − p")
+
+
+def rows(n=30, d=3, seed=0):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+def plain_rows(model, x, names):
+    """J of plain autograd, the columns in the order of `names`."""
+    by_name = {name: reference.jacobians(model, [(row[None],) for row in x], [name])[:, 0] for name in names}
+    return np.concatenate([by_name[name] for name in names], axis=1)
+
+
+# --- a network that does something else with later rows
+
+
+class Later(nn.Module):
+    """A weight that some rows use past its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        late = x[:, :1] > 5
+        return self.head(torch.tanh(self.layer(x))) + late * F.linear(x, self.layer.weight).sum(dim=1, keepdim=True)
+
+
+def test_a_weight_that_later_rows_use_past_its_layer_is_found_out():
+    torch.manual_seed(0)
+    network, x = Network(Later()), rows()
+    network.check(x)
+    network.examine(x)
+    for _ in range(10):
+        network.verify(x)
+    late = x.clone()
+    late[:, 0] = 6.0
+    with pytest.raises(ValueError, match=r"'layer\.weight' is not had as it was.*Put such a row among the first 8, or"):
+        network.verify(late)
+    mixed = Network(Later())
+    mixed.check(x)
+    mixed.examine(torch.cat([x[:4], late[:4]]))
+    mixed.verify(late)
+    assert set(mixed.layers.rest) == {"layer.weight", "layer.bias"}
+
+
+def test_what_is_right_is_verified_in_every_way():
+    torch.manual_seed(0)
+    x = rows()
+    for model in (mlp(dtype=torch.float32), Later(), nn.Sequential(nn.Unflatten(1, (3, 1)), nn.LSTM(1, 1), First())):
+        network = Network(model)
+        network.check(x)
+        network.examine(x)
+        network.verify(x)
+        network.verify(x[:1])
+        network.take_rows(x)
+        network.verify(x)
+
+
+class First(nn.Module):
+    def forward(self, given):
+        return given[0][:, 0]
+
+
+def test_rows_that_depend_on_others_are_found_out_later_too():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.layer(x - (x > 5) * x.mean(dim=0))
+
+    network, x = Network(Centred()), rows()
+    network.check(x)
+    network.examine(x)
+    network.verify(x)
+    with pytest.raises(ValueError, match="depends on the other rows of the batch"):
+        network.verify(x + 10)
+
+
+class Masked(nn.Module):
+    """A layer of its own kind, called with a mask that has no rows where a row asks for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = Scaled(), nn.Linear(3, 1)
+
+    def forward(self, x):
+        late = bool((x > 5).any())
+        return self.head(self.layer(x, torch.tensor([1.0, 0.5, 2.0]) if late else None))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(3))
+
+    def forward(self, x, mask=None):
+        return torch.tanh(x * self.scale) if mask is None else torch.tanh(x * self.scale * mask)
+
+
+def test_rows_that_call_a_layer_otherwise_get_their_gradients_from_a_loop():
+    torch.manual_seed(0)
+    model, x = Masked(), rows()
+    network = Network(model)
+    network.check(x)
+    assert network.examine(x).rest == ()
+    for n in (7, 3, 1):  # the mask, too, has three numbers
+        late = rows(n) + 10
+        _, gradients = network.gradients(late)
+        expected = plain_rows(model, late, network.layers.order)
+        np.testing.assert_allclose(gradients.rows(), expected, rtol=1e-5, atol=1e-6)
+        network.verify(late)
+
+
+def test_a_row_that_goes_past_all_weights_has_no_gradient():
+    class Past(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.table = nn.Linear(3, 1), nn.EmbeddingBag(5, 1)
+
+        def forward(self, x):
+            if bool((x > 5).all()):
+                return x.sum(dim=1, keepdim=True)
+            return self.layer(x) + self.table(x.abs().long().clamp(max=4))
+
+    network, x = Network(Past()), rows()
+    network.check(x)
+    assert network.examine(x).vmap is False
+    assert float(network.gradients(x + 10)[1].squared_norms.max()) == 0.0
+    assert float(network.gradients(x)[1].squared_norms.min()) > 0.0
+
+
+# --- tables
+
+
+class Places(nn.Module):
+    """Places that no row has to itself, in a network that looks them up in one of two ways."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.words, self.places, self.head, self.index = nn.Embedding(9, 4), nn.Embedding(12, 4), nn.Linear(4, 1), index
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.words(x) + self.places(self.index(x.shape[1]))).mean(dim=1))
+
+
+@pytest.mark.parametrize("steps", [3, 8, 12])  # 8 are as many as the rows that the network is tried on
+@pytest.mark.parametrize("index", [torch.arange, lambda t: torch.arange(t)[None]], ids=["(t,)", "(1, t)"])
+def test_places_that_all_rows_share_have_gradients_of_each_row(steps, index):
+    torch.manual_seed(0)
+    model, x = Places(index), torch.randint(0, 9, (30, steps))
+    network = Network(model)
+    network.check(x)
+    assert network.examine(x).rest == ()
+    for part in (x, x[:steps], x[:1]):
+        _, gradients = network.gradients(part)
+        expected = plain_rows(model, part, network.layers.order)
+        np.testing.assert_allclose(gradients.rows(), expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(gradients.inner(gradients), expected @ expected.T, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"sparse": True}, {"max_norm": 0.7}], ids=str)
+def test_a_table_is_had_without_its_options_for_training(kind, options):
+    torch.manual_seed(0)
+    table = kind(9, 4, **options)
+    pooled = [] if kind is nn.EmbeddingBag else [nn.Flatten(), nn.Linear(20, 4)]
+    model = nn.Sequential(table, *pooled, nn.Tanh(), nn.Linear(4, 1))
+    x = torch.randint(0, 9, (30, 5))
+    weight = table.weight.detach().clone()
+    bands = [PredictionIntervals(model, damping=1.0, covariance=Exact()).fit(x, torch.zeros(30))]
+    predicted = bands[0].prediction(x)
+    assert torch.equal(table.weight, weight)  # max_norm would have shortened it
+    torch.testing.assert_close(predicted, model(x)[:, 0].detach())
+    twice = bands[0].prediction(x)  # now that the model itself has
+    assert torch.equal(predicted, twice)
+    for name in ("scale_grad_by_freq", "sparse"):
+        setattr(table, name, False)
+    bands.append(PredictionIntervals(model, damping=1.0, covariance=Exact()).fit(x, torch.zeros(30)))
+    torch.testing.assert_close(*(band.variance(x) for band in bands))
+
+
+def test_weights_that_a_call_changes_are_refused():
+    class Renormed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Parameter(torch.randn(9, 4)), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.head(F.embedding(x, self.table, max_norm=0.5).mean(dim=1))
+
+    with pytest.raises(ValueError, match="weights change while it is called"):
+        PredictionIntervals(Renormed(), damping=1.0).fit(torch.randint(0, 9, (30, 5)), torch.zeros(30))
+    tied = nn.Sequential(nn.Embedding(4, 4, max_norm=0.5), nn.Flatten(), nn.Linear(4, 4, bias=False), nn.Linear(4, 1))
+    tied[2].weight = tied[0].weight
+    with pytest.raises(TypeError, match="with max_norm changes its weight whenever it is called"):
+        PredictionIntervals(tied, damping=1.0)
+
+
+# --- networks that have no gradients of rows
+
+
+class Refused(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.layer, self.norm, self.change = nn.Linear(3, 4), nn.BatchNorm1d(4), change
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.change(self, self.layer(x)))
+
+
+def trained_norm(self, x):
+    self.norm.train()
+    return self.norm(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (trained_norm, "depends on the other rows|evaluated on a single row"),
+        (lambda self, x: F.batch_norm(x, None, None, training=True), "depends on the other rows|on a single row"),
+        (lambda self, x: x / x.norm(dim=0), "depends on the other rows of the batch"),
+        (lambda self, x: x.softmax(dim=0), "depends on the other rows of the batch"),
+        (lambda self, x: F.dropout(x), "changes from call to call"),
+        (lambda self, x: x + 1e-3 * torch.randn_like(x), "changes from call to call"),
+        (lambda self, x: x.detach() * 0 + 1, None),
+    ],
+)
+def test_networks_whose_rows_have_no_gradients_of_their_own_are_refused(change, message):
+    torch.manual_seed(0)
+    model = Refused(change)
+    state = copy.deepcopy(model.state_dict())
+    band = PredictionIntervals(model, damping=1.0, covariance=Exact())
+    if message is None:  # of the head there still are
+        band.fit(rows(), torch.zeros(30))
+        assert float(band.variance(rows()).min()) > 0
+    else:
+        with pytest.raises(ValueError, match=message):
+            band.fit(rows(), torch.zeros(30))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_first_rows_that_are_equal_do_not_hide_that_rows_depend_on_each_other():
+    x = rows()
+    x[1] = x[0]
+    with pytest.raises(ValueError, match="depends on the other rows of the batch"):
+        PredictionIntervals(Refused(lambda self, y: y - y.mean(dim=0)), damping=1.0).fit(x, torch.zeros(30))
+
+
+def test_half_precision_is_refused_where_it_is_chosen_and_taken_as_it_is_where_it_is_frozen():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 4).bfloat16(), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(x.bfloat16())).float())
+
+    with pytest.raises(TypeError, match=r"'body\.weight' is torch\.bfloat16.*copy\.deepcopy\(model\)\.float\(\)"):
+        PredictionIntervals(Mixed(), damping=1.0)
+    band = PredictionIntervals(Mixed(), damping=1.0, parameters="last").fit(rows(), torch.zeros(30))
+    assert band.variance(rows()).dtype == torch.float32
+    with pytest.raises(TypeError, match=r"torch\.float16"):
+        PredictionIntervals(nn.Linear(3, 1).half(), damping=1.0)
+
+
+def test_integer_parameters_are_constants_and_cannot_be_chosen():
+    class Selected(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.which, self.head = nn.Parameter(torch.tensor([2, 0]), requires_grad=False), nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.head(x[:, self.which])
+
+    assert PredictionIntervals(Selected(), damping=1.0).fit(rows(), torch.zeros(30)).n_parameters_ == 3
+    with pytest.raises(ValueError, match=r"'which' matches only frozen parameters"):
+        PredictionIntervals(Selected(), damping=1.0, parameters=["which"])
+
+
+# --- the user's module, and his process
+
+
+@pytest.mark.parametrize("call", [1, 3, 6, 9, 12])
+def test_the_module_is_as_it_was_after_an_exception_in_the_middle(call):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).train()
+    calls = []
+
+    def fail(module, args, output):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt  # of no kind that anything here would catch
+
+    model[1].register_forward_hook(fail)
+    state = copy.deepcopy(model.state_dict())
+    band = PredictionIntervals(model, damping=1.0, covariance=Exact())
+    with pytest.raises(KeyboardInterrupt):
+        band.fit(rows(), torch.zeros(30))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert all(w.grad is None and w.requires_grad for w in model.parameters())
+    assert [len(module._forward_hooks) for module in model] == [0, 1, 0]
+    assert band.fit(rows(), torch.zeros(30)).n_rows_ == 30
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, within torch.compile
+def test_wrapped_networks_are_the_networks_within():
+    torch.manual_seed(0)
+    model = mlp(dtype=torch.float32)
+    q = PredictionIntervals(model, damping=1.0).fit(rows(), torch.zeros(30)).variance(rows())
+    in_place = copy.deepcopy(model)
+    in_place.compile()
+    wrapped = [torch.compile(model), nn.DataParallel(model), nn.DataParallel(torch.compile(model)), in_place]
+    for each in [*wrapped, torch.compile(nn.DataParallel(model)), torch.optim.swa_utils.AveragedModel(model)]:
+        band = PredictionIntervals(each, damping=1.0).fit(rows(), torch.zeros(30))
+        torch.testing.assert_close(band.variance(rows()), q)
+
+
+def test_the_switch_for_attention_is_turned_back_by_whoever_leaves_last():
+    enabled = torch.backends.cuda.flash_sdp_enabled
+    first, second = threading.Event(), threading.Event()
+    before, within = enabled(), []
+
+    def work():
+        with math_attention():
+            first.set()
+            second.wait(10)
+            within.append(enabled())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    first.wait(10)
+    with math_attention():
+        pass
+    second.set()
+    thread.join()
+    assert within == [False]
+    assert enabled() == before
+
+
+def test_an_activation_that_a_layer_keeps_does_not_get_in_the_way():
+    class Kept(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.kept = nn.Parameter(torch.randn(3)), None
+
+        def forward(self, x):
+            self.kept = torch.softmax(x * self.scale, dim=1)
+            return self.kept
+
+    model = nn.Sequential(Kept(), nn.Linear(3, 1))
+    model(rows())
+    band = PredictionIntervals(model, damping=1.0, covariance=Exact()).fit(rows(), torch.zeros(30))
+    assert torch.isfinite(band.variance(rows())).all()
+    assert model[0].kept.requires_grad
