@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test check format lint type bench clean
+.PHONY: setup demo test test-integration check format lint type bench clean
 
 setup: $(READY)
 
@@ -19,6 +19,13 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+.venv/integration: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integration]'
+	touch $@
+
+test-integration: .venv/integration
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/integration
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -51,8 +51,13 @@ def alone(
     return Rows(torch.cat([rows[name].reshape(b, -1) for name in parameters], dim=1))
 
 
+def leaves(value: Any) -> list[Any]:
+    """What is in tuples, lists and dictionaries, however deep."""
+    return [value] if isinstance(value, Tensor) else tree_leaves(value)  # the first for speed
+
+
 def real_tensors(output: Any) -> list[Tensor]:
-    return [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.is_floating_point()]
+    return [y for y in leaves(output) if isinstance(y, Tensor) and y.is_floating_point()]
 
 
 def _dim(layer: nn.Module, name: str, value: Any, dim: int) -> int | None:

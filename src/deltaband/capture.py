@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from .alone import alone, real_tensors
+from .alone import alone, leaves, real_tensors
 from .layers import KINDS, Part, Rows, cheapest, compact, joined
 from .recurrent import recurrent
 
@@ -60,7 +60,7 @@ class Call:
     @property
     def given(self) -> Places:
         places: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
-        return frozenset(i for i, value in places if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)))
+        return frozenset(i for i, value in places if any(isinstance(leaf, Tensor) for leaf in leaves(value)))
 
 
 Evaluate = Callable[[], Tensor]  # (b, m)
@@ -140,8 +140,8 @@ def forward(
                 output = _for_each_row(output, b)
             # the edge, not the tensor: what follows may work in place
             edges = [get_gradient_edge(y) if y.requires_grad else None for y in real_tensors(output)]
-            args, kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
-            calls[name].append(Call(args, kwargs, tuple(edges)))
+            given = {key: _detached(value) for key, value in kwargs.items()}
+            calls[name].append(Call(tuple(map(_detached, args)), given, tuple(edges)))
             return output if name in shared else None
 
         return hook
@@ -155,6 +155,10 @@ def forward(
         for handle in handles:
             handle.remove()
     return y, calls
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else tree_map_only(Tensor, Tensor.detach, value)
 
 
 def _for_each_row(output: Tensor, b: int) -> Tensor:
@@ -179,7 +183,6 @@ def deltas_of(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = Fals
 
 def part_of(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, dim: int) -> Part:
     """The gradient of a layer, of all its calls together."""
-    own = {name: w.detach() for name, w in owned(layer).items()}
     made: list[Part] = []
     for call, arrived in zip(calls, deltas, strict=True):
         if all(delta is None for delta in arrived):
@@ -194,7 +197,8 @@ def part_of(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, d
         elif isinstance(layer, nn.RNNBase) and not is_parametrized(layer):
             made.append(recurrent(layer, (*call.args, *call.kwargs.values()), arrived, b))
         else:
+            own = {name: w.detach() for name, w in owned(layer).items()}
             made.append(alone(layer, own, call.args, call.kwargs, arrived, b, dim))
     if not made:  # never used
-        return Rows(torch.cat([w.new_zeros(b, w.numel()) for w in own.values()], dim=1))
+        return Rows(torch.cat([w.detach().new_zeros(b, w.numel()) for w in owned(layer).values()], dim=1))
     return joined(made)
