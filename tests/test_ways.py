@@ -373,3 +373,19 @@ def test_an_activation_that_a_layer_keeps_does_not_get_in_the_way():
     band = PredictionIntervals(model, damping=1.0, covariance=Exact()).fit(rows(), torch.zeros(30))
     assert torch.isfinite(band.variance(rows())).all()
     assert model[0].kept.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padded_positions_that_inference_makes_zero_are_found_out():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 2, 5, batch_first=True)
+            self.encoder, self.head = nn.TransformerEncoder(layer, 1, enable_nested_tensor=True), nn.Linear(4, 1)
+
+        def forward(self, x, padding):
+            return self.head(self.encoder(x, src_key_padding_mask=padding).mean(dim=1))
+
+    x, padding = rows(30, 12).reshape(30, 3, 4), torch.arange(3) >= torch.tensor([[1], [2], [3]]).repeat(10, 1)
+    with pytest.raises(ValueError, match=r"mask the padded positions that an nn\.TransformerEncoder returns"):
+        PredictionIntervals(Pooled(), damping=1.0).fit((x, padding), torch.zeros(30))

@@ -13,7 +13,7 @@ from .inputs import Inputs
 
 CHANGES = (
     "the network's output changes from call to call for the same rows: draw no random numbers in eval mode (F.dropout "
-    "needs training=self.training)"
+    "needs training=self.training), and mask the padded positions that an nn.TransformerEncoder returns"
 )
 
 
