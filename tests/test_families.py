@@ -239,8 +239,11 @@ FAMILIES = {
     "past a layer": (ByFunction, rows_of_3, FUNC),
     "orthogonal": (lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 1)),
                    rows_of_3, LOOP),
-    "embedding bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4, sparse=True), nn.Tanh(), nn.Linear(4, 1)),
-                      words, LOOP),
+    "embedding bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4, padding_idx=0), nn.Tanh(), nn.Linear(4, 1)),
+                      words, HOOKS),
+    "embedding bag, sums": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4, mode="sum", sparse=True), nn.Linear(4, 1)),
+                            words, HOOKS),
+    "embedding bag, largest": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4, mode="max"), nn.Linear(4, 1)), words, LOOP),
     "bilinear, 2 outputs": (lambda: Pairs(2), pairs, LOOP),
 }  # fmt: skip
 

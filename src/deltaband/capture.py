@@ -15,7 +15,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map_only
 
 from .alone import alone, leaves, real_tensors
-from .layers import KINDS, Part, Rows, cheapest, compact, joined
+from .kinds import KINDS
+from .layers import Part, Rows, cheapest, compact, joined
 from .recurrent import recurrent
 
 SHARED = -1  # in the place of a dimension: no rows in what the layer is given, as for the places of a sequence

@@ -1,0 +1,168 @@
+"""What gradients cost for each family of networks, beside an epoch of training: `python -m benchmarks.families`.
+
+Both sides are over the same rows, in turn, in one process: the gradients of each row as a fit takes them, and forward
+and backward passes in batches of 64 as training has them. Whole rows, which engines other than the exact dual form
+want, and the plain loop of autograd over the rows, which always works, are in the details.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from deltaband import DeltabandWarning
+from deltaband.asking import checked_gradients
+from deltaband.gradients import Network
+from deltaband.inputs import Inputs
+
+from .measure import Neighbours, Report, Result, gflops, limited_to, race
+from .problem import perceptron
+
+HERE = Path(__file__).parent
+BATCH = 64
+LOOPED = 32  # rows that the plain loop is measured on
+
+
+class Steps(nn.Module):
+    """A layer over the steps of a sequence, and a head on their mean."""
+
+    def __init__(self, layer: nn.Module, features: int, table: nn.Module | None = None) -> None:
+        super().__init__()
+        self.table, self.layer, self.head = table or nn.Identity(), layer, nn.Linear(features, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(self.table(x))
+        return self.head((y[0] if isinstance(y, tuple) else y).mean(dim=1))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.back, self.head = nn.Embedding(200, 32), nn.Linear(32, 200, bias=False), nn.Linear(200, 1)
+        self.back.weight = self.there.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.back(self.there(x))).mean(dim=1))
+
+
+@dataclass(frozen=True)
+class Family:
+    model: Callable[[], nn.Module]
+    inputs: Callable[[int], Tensor]
+    parameters: Any = "all"
+
+
+def _convolutional() -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in ((3, 16), (16, 32), (32, 32)):
+        layers += [nn.Conv2d(before, after, 3, stride=2), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 1))
+
+
+def _transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    return Steps(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 32, nn.Embedding(200, 32))
+
+
+def _weight_normed() -> nn.Module:
+    layers = (weight_norm(nn.Linear(20, 100)), nn.Tanh(), weight_norm(nn.Linear(100, 100)), nn.Tanh())
+    return nn.Sequential(*layers, nn.Linear(100, 1))
+
+
+def _images(n: int) -> Tensor:
+    return torch.randn(n, 3, 32, 32)
+
+
+def _sequences(n: int) -> Tensor:
+    return torch.randn(n, 30, 8)
+
+
+def _words(n: int) -> Tensor:
+    return torch.randint(200, (n, 20))
+
+
+FAMILIES = {
+    "perceptron": Family(lambda: perceptron(20, 100, 100, 1), lambda n: torch.randn(n, 20)),
+    "convolutions": Family(_convolutional, _images),
+    "convolutions_last_layer": Family(_convolutional, _images, "last"),
+    "LSTM": Family(lambda: Steps(nn.LSTM(8, 32, batch_first=True), 32), _sequences),
+    "GRU": Family(lambda: Steps(nn.GRU(8, 32, batch_first=True), 32), _sequences),
+    "transformer": Family(_transformer, _words),
+    "embedding": Family(lambda: Steps(nn.Linear(32, 32), 32, nn.Embedding(1000, 32)), _words),
+    "weight_norm": Family(_weight_normed, lambda n: torch.randn(n, 20)),
+    "tied": Family(Tied, _words),
+    "loop": Family(lambda: nn.Sequential(nn.EmbeddingBag(200, 32, mode="max"), nn.Linear(32, 1)), _words),
+}
+
+
+def measured(family: Family, n: int, repeats: int) -> Result:
+    torch.manual_seed(0)
+    model, x = family.model(), family.inputs(n)
+    network, rows = (Network(model, parameters=family.parameters) for _ in range(2))
+    for each in (network, rows):
+        each.check(x)
+        layers = each.examine(x)
+    rows.take_rows(x)
+    few = network.prepare(x[:LOOPED])
+
+    def gradients(network: Network) -> Callable[[], object]:
+        at_once = network.check(x)
+        return lambda: [list(checked_gradients(network, part, 0)) for part in Inputs.of(x).split(at_once)]
+
+    def epoch() -> None:
+        for part in x.split(BATCH):
+            model.zero_grad()
+            model(part).square().mean().backward()
+
+    ours, whole, training, looped = race(
+        gradients(network),
+        gradients(rows),
+        epoch,
+        lambda: network._looped(layers.order, few, slice(None)),
+        repeats=repeats,
+    )
+    rest = f"{len(layers.rest)} parameters by {'torch.func' if layers.vmap else 'a plain loop'}"
+    details = {
+        "p": network.n_parameters,
+        "n": n,
+        "way": f"{len(layers.batch_dims)} layers by hooks" + (f" and {rest}" if layers.rest else ""),
+        "gradients s": ours,
+        "epoch s": training,
+        "whole rows ×": whole / training,
+        "plain loop ×": looped / len(few) * n / training,
+    }
+    return Result("gradients of each row / one epoch of forward and backward", ours / training, details=details)
+
+
+def main() -> None:
+    cores = os.cpu_count() or 1
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="NAME")
+    parser.add_argument("--threads", type=int, default=cores)
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--quick", action="store_true", help="few rows, nothing is written unless --out is given")
+    parser.add_argument("--out", type=Path, help="folder for families.json and families.md")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", DeltabandWarning)
+    folder = args.out or (None if args.quick else HERE / "results")
+    report = Report(folder, "families", "Gradients of each family of networks", keep=True)  # `--only` renews some rows
+    with limited_to(args.threads):
+        report.gflops[str(args.threads)] = {t: gflops(getattr(torch, t)) for t in ("float32", "float64")}
+        for name in args.only:
+            neighbours = Neighbours()
+            result = measured(FAMILIES[name], 128 if args.quick else args.rows, 1 if args.quick else 3)
+            result.details["other processes' cores"] = neighbours.cores()
+            report.add(name, args.threads, result)
+
+
+if __name__ == "__main__":
+    main()
