@@ -135,6 +135,29 @@ def test_rows_that_call_a_layer_otherwise_get_their_gradients_from_a_loop():
         network.verify(late)
 
 
+class Attentive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x, padding=None):
+        return self.head(self.attention(x, x, x, key_padding_mask=padding, need_weights=False)[0][:, 0])
+
+
+def test_a_mask_that_only_later_batches_have_costs_no_loop(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Attentive(), rows(30, 20).reshape(30, 5, 4)
+    network = Network(model)
+    network.check(x)
+    network.examine(x)
+    monkeypatch.setattr(Network, "_looped", None)
+    padding = torch.arange(5) >= torch.tensor([[2], [5], [3]]).repeat(10, 1)
+    _, gradients = network.gradients({"x": x, "padding": padding})
+    rows_of = [(row[None], mask[None]) for row, mask in zip(x, padding, strict=True)]
+    expected = np.concatenate([reference.jacobians(model, rows_of, [n])[:, 0] for n in network.layers.order], axis=1)
+    np.testing.assert_allclose(gradients.rows(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_row_that_goes_past_all_weights_has_no_gradient():
     class Past(nn.Module):
         def __init__(self):

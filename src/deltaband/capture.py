@@ -42,7 +42,7 @@ class Layers:
     inner_flops: int  # of an inner product of two rows
     working_bytes: int  # what has to be there besides while they are made
     vmap: bool = True  # whether torch.func gives those rows; a plain loop does where it cannot
-    given: dict[str, frozenset[Places]] = field(default_factory=dict)  # where tensors were in the calls of each layer
+    given: dict[str, frozenset[Places]] = field(default_factory=dict)  # where layers of no known kind had tensors
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def parts(twin: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[
     """Outputs (b, m) and, for each output, the part of each layer."""
     modules = {name: twin.get_submodule(name) for name in layers.batch_dims}
     y, calls = forward(evaluate, modules, b, {name for name, dim in layers.batch_dims.items() if dim == SHARED})
-    if any(call.given not in layers.given[name] for name, made in calls.items() for call in made):
+    if any(call.given not in given for name, given in layers.given.items() for call in calls[name]):
         raise UnlikeError
     blocks = []
     for i, column in enumerate(y.unbind(dim=1)):
@@ -109,7 +109,7 @@ def candidates(twin: nn.Module) -> dict[str, nn.Module]:
         name: layer
         for name, layer in twin.named_modules()
         if id(layer) not in inner
-        and (name or _kind(layer) or isinstance(layer, nn.RNNBase))
+        and (name or is_known(layer))
         and (own := owned(layer))
         and all(uses[id(w)] == 1 for w in own.values())
     }
@@ -122,6 +122,11 @@ def _kind(layer: nn.Module) -> Callable[..., Part] | None:
         return None
     plain = set(layer._parameters) <= {"weight", "bias"} and layer._parameters.get("weight") is not None
     return KINDS[known] if plain else None
+
+
+def is_known(layer: nn.Module) -> bool:
+    """Whether it is clear what each of its arguments is."""
+    return _kind(layer) is not None or isinstance(layer, nn.RNNBase | nn.MultiheadAttention)
 
 
 def names_of(name: str, layer: nn.Module) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from .capture import (
     candidates,
     deltas_of,
     forward,
+    is_known,
     names_of,
     part_of,
 )
@@ -54,7 +55,7 @@ def examine(twin: nn.Module, evaluate: Evaluate, b: int) -> Layers:
         factor_bytes=sum(_kept_bytes(part) for part in kept) + sum(w.nbytes for w in rest.values()),
         inner_flops=2 * (sum(map(_least, kept)) + sum(w.numel() for w in rest.values())),
         working_bytes=2 * max((part.nbytes for part in kept), default=0),
-        given={name: given for name, (_, _, given) in found.items()},
+        given={name: given for name, (_, _, given) in found.items() if not is_known(layers[name])},
     )
 
 

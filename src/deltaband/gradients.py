@@ -165,7 +165,7 @@ class Network:
             )
         if b > 1:
             with plain_autograd(self.device):
-                check_own(self._fresh, x, y.detach())
+                check_own(self._fresh, x, y.detach(), b - 1)
         if self._last is not None and last not in (None, self._last):
             raise ValueError(
                 f"parameters='last' takes the layer that was registered last, {self._last!r}, but {last!r} runs last: "
@@ -194,7 +194,7 @@ class Network:
             try:
                 y = self.evaluate(x.map(torch.clone), self.parameters)
                 check_same(y.detach(), self._fresh(x).detach())
-                check_own(self._fresh, x, y.detach())
+                check_own(self._fresh, x, y.detach(), 0, len(x) - 1)
                 self.layers = examine(self.twin, lambda: self._fresh(x), len(x))
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
@@ -217,7 +217,7 @@ class Network:
         varied = {name: self._trainable[name] for name in (self.layers.order if self.layers else self.parameters)}
         with plain_autograd(self.device):
             y = self._fresh(x)
-            check_own(self._fresh, x, y.detach())
+            check_own(self._fresh, x, y.detach(), 0, len(x) - 1)
             for i, value in enumerate(y[:, o]):
                 expected, got = plain(value, list(varied.values())), gradients.take(np.array([i])).rows()[0]
                 name = first_difference(got, expected, {name: w.numel() for name, w in varied.items()})

@@ -29,7 +29,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("a TorchScript module cannot be differentiated row by row: pass the original nn.Module")
     while isinstance(model, WRAPPERS) or hasattr(model, "_orig_mod"):
-        model = getattr(model, "_orig_mod", None) or model.module  # type: ignore[assignment]
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module  # type: ignore[assignment]
     return model
 
 
