@@ -10,6 +10,7 @@ from typing import Any
 # The factor of n·weight_decay, for coupled weight decay. The optimiser adds wd·w to the gradient of the loss, so the
 # objective is loss + wd/2·‖w‖²; λ is what stands before ‖w‖² once the loss is scaled to the sum of squares.
 FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2, "cross_entropy": 1.0}
+HUGE = 1e100  # the square of which is still a number
 BY_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
 
 
@@ -35,7 +36,10 @@ class Damping:
         if self.batch_size is not None and not (isinstance(self.batch_size, Integral) and self.batch_size >= 1):
             raise ValueError(f"batch_size must be a positive whole number, got {self.batch_size!r}")
         for name in ("weight_decay", "damping"):
-            check_non_negative(getattr(self, name), name)
+            value = getattr(self, name)
+            check_non_negative(value, name)
+            if value and not 1 / HUGE <= value <= HUGE:
+                raise ValueError(f"{name} must be 0 or between {1 / HUGE:g} and {HUGE:g}, got {value!r}")
 
     @property
     def given(self) -> bool:
