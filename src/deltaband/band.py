@@ -174,16 +174,20 @@ class Band:
         """The function of these outputs whose gradients make J."""
         raise NotImplementedError
 
+    def _check_targets(self, y: Tensor, targets: Tensor) -> None:
+        """Say what is wrong with the targets of the first rows, whose network returns y (b, M)."""
+        raise NotImplementedError
+
     def _squares(self, outputs: tuple[int, ...], y: Tensor, targets: Tensor, n_returned: int) -> Tensor:
-        """Squared residuals (b, m) of the fitted head's values; raises where the targets are not what they should
-        be."""
+        """Squared residuals (b, m), y being the values of the fitted head."""
         raise NotImplementedError
 
     def _look(self, batches: Batches) -> tuple[list[tuple[int, ...]], Batches]:
         """What each fit will be to, and the data as if nothing had been read."""
-        x, _, batches = batches.peek()
+        x, y, batches = batches.peek()
         network = self._network()
-        network.check(x)
+        outputs = network.outputs(x).cpu().double()
+        self._check_targets(outputs, y)
         return self._groups(network.n_returned), batches
 
     def _memory_each(self, n_fits: int) -> float | None:

@@ -34,9 +34,9 @@ Squares = Callable[[Tensor, Tensor, int], Tensor]  # outputs (b, m), targets, ou
 
 def planned(
     network: Network, batches: Batches, engine: Engine | None, damping: Damping, memory: float | None
-) -> tuple[Plan, Inputs, Tensor, Batches]:
+) -> tuple[Plan, Inputs, Batches]:
     """The plan, the first rows, and the data as if nothing had been read. The network knows its layers afterwards."""
-    x, y, batches = batches.peek()
+    x, _, batches = batches.peek()
     with plain_autograd(network.device):
         network.check(x)
         layers = network.examine(x)
@@ -56,7 +56,7 @@ def planned(
         damped=damping.given,
         twice=batches.twice,
     )
-    return plan(problem, engine, memory), x, y, batches
+    return plan(problem, engine, memory), x, batches
 
 
 def fit(
@@ -68,8 +68,7 @@ def fit(
     progress: bool,
     squares: Squares,
 ) -> Fit:
-    schedule, x, y, batches = planned(network, batches, engine, damping, memory)
-    squares(network.outputs(x[:1]).cpu(), y[:1], network.n_returned)  # whatever is wrong with the targets is said now
+    schedule, x, batches = planned(network, batches, engine, damping, memory)
     option, layers = schedule.chosen, network.layers
     if option is None:
         used = "" if batches.twice else " (its first batch is read: a generator has to be made anew)"
