@@ -10,6 +10,7 @@ COMMANDS = {
     "figure": "Figure 1 of the paper: spectra for red wine, rank 200",
     "score": "which directions a sketch should keep, at ranks 50 to 1000",
     "energy": "the paper's energy data: what a target coded as classes does to the widths",
+    "parameters": "a higher rank or more parameters, on two data sets",
     "calibration": "calibrated intervals against the formula and MAPIE",
     "report": "Markdown and pictures from the results of all of them",
 }
