@@ -58,7 +58,7 @@ def gradients(network: nn.Module, x: np.ndarray) -> Iterator[tuple[np.ndarray, n
     twin = Network(network)
     for part in torch.from_numpy(x).split(ROWS_AT_ONCE):
         outputs, batch = twin.gradients(part)
-        yield outputs.double().numpy(), batch.rows().double().numpy()
+        yield outputs[:, 0].double().numpy(), batch.rows().double().numpy()
 
 
 def diagonalise(network: nn.Module, train: Samples, test: Samples, weight_decay: float) -> Spectral:
