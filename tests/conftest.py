@@ -25,6 +25,18 @@ def mlp(n_inputs: int = 3, hidden: int = 8, dtype: torch.dtype = torch.float64, 
     return nn.Sequential(nn.Linear(n_inputs, hidden), nn.Tanh(), nn.Linear(hidden, 1)).to(dtype)
 
 
+def dropout_mlp(p: float = 0.3, dtype: torch.dtype = torch.float64, inplace: bool = False) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Dropout(p, inplace), nn.Linear(3, 8), nn.Tanh(), nn.Dropout(p), nn.Linear(8, 1)).to(dtype)
+
+
+class Cube(nn.Module):
+    """Overflows."""
+
+    def forward(self, x):
+        return x**3
+
+
 def regression(n: int = 80, n_inputs: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(n, n_inputs, generator=generator, dtype=torch.float64)
