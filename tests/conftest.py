@@ -60,3 +60,23 @@ def model() -> nn.Sequential:
 @pytest.fixture
 def data() -> tuple[torch.Tensor, torch.Tensor]:
     return regression()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Small data sets for the experiments, "first" and "second"."""
+    from made_data import small
+
+    monkeypatch.delenv("DELTABAND_DATA", raising=False)
+    small(monkeypatch, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def first(folder):
+    """The splits of the first of them."""
+    from experiments import data
+    from experiments.protocol import Protocol
+
+    X, y = data.load("first", folder)
+    return Protocol("first", X, y, range(2), folder / "networks", lambda text: None)
