@@ -39,6 +39,7 @@ SETTINGS = {
     "adam 1e-4": (torch.optim.Adam, 1e-4),
     "adamw 1e-2": (torch.optim.AdamW, 1e-2),
 }
+KEY = ("data", "setting", "split")  # of the rows of results
 RESULTS = Path(__file__).parent / "results" / "calibration.csv"
 STEPS, PATIENCE = 12_000, 100
 
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     folder = data.folder(options.data)
     warnings.simplefilter("ignore", DeltabandWarning)
-    rows = Rows(options.out, key=("data", "setting", "split"))
+    rows = Rows(options.out, KEY)
     done = rows.done()
     to_do = {
         name: [

@@ -30,6 +30,7 @@ ORDERS: dict[str, Order] = {
     "words": lambda values: sorted(set(values.tolist()), key=str),
     "appearance": lambda values: list(dict.fromkeys(values.tolist())),
 }
+KEY = ("order", "split")  # of a row of results
 
 
 def codes(y: np.ndarray, order: str) -> np.ndarray:
@@ -57,10 +58,12 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join([*lines, ""])
 
 
-def write(results: Path = RESULTS / "energy.csv") -> None:
-    """The table, where there are results."""
-    if results.exists():
-        results.with_suffix(".md").write_text(markdown(pd.read_csv(results)))
+def write(results: Path) -> bool:
+    """The table, where there are results; False where there are none."""
+    table = Rows(results, KEY).read()
+    if not table.empty:
+        results.with_suffix(".md").write_text(markdown(table))
+    return not table.empty
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)
     X, y = data.load("energy", data.folder(options.data))
-    rows = Rows(options.out, key=("order", "split"))
+    rows = Rows(options.out, KEY)
     with tqdm(ORDERS, unit="order") as bar:
         for order in bar:
             networks = options.networks / f"energy-{order}"

@@ -30,10 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--networks", type=Path, default=NETWORKS, help="where trained networks are kept")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
-    try:
-        X, y = data.load(NAME, data.folder(options.data))
-    except (data.Missing, data.Malformed) as error:
-        raise SystemExit(str(error)) from None
+    X, y = data.load(NAME, data.folder(options.data))
     protocol = Protocol(NAME, X, y, range(splits_at_once(len(y))), options.networks, lambda text: None)
     train, _ = protocol.training_and_test(0)
     network = protocol.members(1)[0].networks[0]

@@ -41,6 +41,7 @@ LEVEL = 0.95
 RANKS = {"wine-red": 200, "boston": 300, "year": 1000}  # and 500 for the others
 NOISE_STDS = (0.5, 0.25, 0.1)
 PASSES, PASSES_OF_THE_SEARCH = 10_000, 200
+KEY = ("data", "split", "method")  # of a row of results
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = Path(__file__).parent / "networks"
 
@@ -276,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     data.folder(options.data)  # whatever is wrong with it is said now
-    rows = Rows(options.out, key=("data", "split", "method"))
+    rows = Rows(options.out, KEY)
     done = rows.done()
     wanted = set(itertools.product(options.datasets, range(options.splits), options.methods))
     names = [name for name in dict.fromkeys(options.datasets) if any(key[0] == name for key in wanted - done)]

@@ -34,6 +34,7 @@ from .rows import Rows
 RANKS = (50, 100, 200, 300, 500, 1000)
 METHODS = ("directions", "robust", "truncation", "top by score")
 ROWS_AT_ONCE = 2048
+KEY = ("data",)  # of the rows of results
 
 
 class Spectral(NamedTuple):
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--networks", type=Path, default=NETWORKS, help="where trained networks are kept")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
-    rows = Rows(options.out, key=("data",))
+    rows = Rows(options.out, KEY)
     folder = data.folder(options.data)
     available = data.Available([name for name in options.datasets if (name,) not in rows.done()], folder)
     with tqdm(available, unit="data set") as bar:

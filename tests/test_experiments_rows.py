@@ -1,6 +1,7 @@
 import pandas as pd
 import pytest
 
+from experiments.errors import Unusable
 from experiments.rows import Rows
 
 CELLS = [
@@ -61,16 +62,16 @@ def test_a_last_row_with_too_few_fields_is_torn(rows):
 
 def test_a_torn_row_elsewhere_is_an_error_that_names_the_line(rows):
     rows.path.write_text(rows.path.read_text().replace("yacht,0,c,0.333333", "yacht,0,c"))
-    with pytest.raises(ValueError, match=r"rows\.csv, line 3: 4 fields expected, got 'yacht,0,c'"):
+    with pytest.raises(Unusable, match=r"rows\.csv, line 3: 4 fields expected, got 'yacht,0,c'"):
         rows.done()
 
 
 def test_other_columns_than_those_of_the_file_are_refused(rows):
     whole = rows.path.read_bytes()
     row = {"data": "boston", "split": 0, "method": "a", "width": 1.0}
-    with pytest.raises(ValueError, match=r"has the columns data, split, method, score; the row has .*width"):
+    with pytest.raises(Unusable, match=r"has the columns data, split, method, score; the row has .*width"):
         rows.append([row])
-    with pytest.raises(ValueError, match="has no column setting; its header is 'data,split,method,score'"):
+    with pytest.raises(Unusable, match="has no column setting; its header is 'data,split,method,score'"):
         Rows(rows.path, key=("data", "setting")).done()
     assert rows.path.read_bytes() == whole
 
