@@ -31,6 +31,7 @@ from deltaband import DeltabandWarning, Intervals, PredictionIntervals, metrics
 from deltaband.sklearn import BandRegressor
 
 from . import data
+from .arguments import positive
 from .rows import Rows
 
 LEVEL = 0.95
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", help="folder of the data sets (or DELTABAND_DATA); what it lacks comes from OpenML")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--splits", type=positive, default=10)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     folder = data.folder(options.data)

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from deltaband import DeltabandWarning
 
 from . import data, paper
+from .arguments import positive
 from .protocol import Protocol
 from .reproduce import NETWORKS, RESULTS, compressed, row
 from .rows import Rows
@@ -69,7 +70,7 @@ def write(results: Path) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments energy", description=__doc__.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
-    parser.add_argument("--splits", type=int, default=20, metavar="N")
+    parser.add_argument("--splits", type=positive, default=20, metavar="N")
     parser.add_argument("--out", type=Path, default=RESULTS / "energy.csv", metavar="FILE")
     parser.add_argument("--networks", type=Path, default=NETWORKS, metavar="DIR")
     options = parser.parse_args(arguments)

@@ -33,6 +33,7 @@ from deltaband.baselines import DeepEnsemble, MCDropout
 from deltaband.covariance import Engine
 
 from . import data
+from .arguments import positive
 from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, standardised
 from .rows import Rows
 from .training import Report
@@ -267,9 +268,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES, metavar="NAME")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
-    parser.add_argument("--splits", type=int, default=20, metavar="N")
+    parser.add_argument("--splits", type=positive, default=20, metavar="N")
     parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="data sets at once, in processes of their own"
+        "--workers", type=positive, default=1, metavar="N", help="data sets at once, in processes of their own"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "methods.csv", metavar="FILE")
     parser.add_argument(

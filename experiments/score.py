@@ -27,6 +27,7 @@ from deltaband.covariance.directions import importance, magnitude
 from deltaband.gradients import Network
 
 from . import data
+from .errors import Unusable
 from .protocol import Protocol, Samples
 from .reproduce import LEVEL, NETWORKS, RESULTS, splits_at_once
 from .rows import Rows
@@ -145,6 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, X, y in bar:
             protocol = Protocol(name, X, y, range(splits_at_once(len(y))), options.networks, bar.set_postfix_str)
             rows.append(list(study(name, protocol)))
-    plot(rows.read(), options.out.with_suffix(".png"))
+    table = rows.read()
+    if table.empty:
+        raise Unusable(f"nothing to draw: none of the data sets can be used, and {options.out} has no rows")
+    plot(table, options.out.with_suffix(".png"))
     if available.malformed:
         raise SystemExit(1)
