@@ -21,6 +21,7 @@ from deltaband import DeltabandWarning
 
 from . import data, paper
 from .arguments import positive
+from .progress import SECONDS, beside
 from .protocol import Protocol
 from .reproduce import NETWORKS, RESULTS, compressed, row
 from .rows import Rows
@@ -77,10 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.simplefilter("ignore", DeltabandWarning)
     X, y = data.load("energy", data.folder(options.data))
     rows = Rows(options.out, KEY)
-    with tqdm(ORDERS, unit="order") as bar:
+    with tqdm(ORDERS, unit="order", mininterval=SECONDS) as bar:
+        say = beside(bar)
         for order in bar:
             networks = options.networks / f"energy-{order}"
-            protocol = Protocol("energy", X, codes(y, order), range(options.splits), networks, bar.set_postfix_str)
+            protocol = Protocol("energy", X, codes(y, order), range(options.splits), networks, say)
             for i, split in enumerate(protocol.splits):
                 if (order, split) not in rows.done():
                     rows.append([{"order": order, **row(protocol, i, "compressed", compressed(protocol, i))}])

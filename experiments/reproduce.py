@@ -34,6 +34,7 @@ from deltaband.covariance import Engine
 
 from . import data
 from .arguments import positive
+from .progress import SECONDS, beside, seldom
 from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, standardised
 from .rows import Rows
 from .training import Report
@@ -245,15 +246,12 @@ def in_processes(names: Sequence[str], options: argparse.Namespace, done: set[An
 def work(name: str, options: argparse.Namespace, done: set[Any], queue: Any) -> None:
     """A process of its own, on its share of the cores; it ends with the one that started it."""
     parent = multiprocessing.parent_process()
-    said = 0.0
+    say = seldom(lambda text: queue.put(("status", text)))
 
     def report(text: str) -> None:
-        nonlocal said
         if parent is not None and not parent.is_alive():
             sys.exit("the run was killed")
-        if time.monotonic() > said + 1.0:
-            said = time.monotonic()
-            queue.put(("status", text))
+        say(text)
 
     cores = max(1, (os.cpu_count() or 1) // options.workers)
     torch.set_num_threads(cores)
@@ -283,17 +281,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = set(itertools.product(options.datasets, range(options.splits), options.methods))
     names = [name for name in dict.fromkeys(options.datasets) if any(key[0] == name for key in wanted - done)]
     malformed = False
-    with tqdm(total=len(wanted), initial=len(wanted & done), unit="row") as bar:
+    with tqdm(total=len(wanted), initial=len(wanted & done), unit="row", mininterval=SECONDS) as bar:
+        say = beside(bar)
         if options.workers > 1:
             told = in_processes(names, options, done)
         else:
-            told = itertools.chain.from_iterable(messages(name, options, done, bar.set_postfix_str) for name in names)
+            told = itertools.chain.from_iterable(messages(name, options, done, say) for name in names)
         for kind, content in told:
             if kind == "row":
                 rows.append([content])
                 bar.update()
             elif kind == "status":
-                bar.set_postfix_str(content)
+                say(content)
             else:
                 malformed |= kind == "malformed"
                 bar.write(f"{kind}: {content}", file=sys.stderr)

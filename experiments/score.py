@@ -28,6 +28,7 @@ from deltaband.gradients import Network
 
 from . import data
 from .errors import Unusable
+from .progress import SECONDS, beside
 from .protocol import Protocol, Samples
 from .reproduce import LEVEL, NETWORKS, RESULTS, splits_at_once
 from .rows import Rows
@@ -142,9 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = Rows(options.out, KEY)
     folder = data.folder(options.data)
     available = data.Available([name for name in options.datasets if (name,) not in rows.done()], folder)
-    with tqdm(available, unit="data set") as bar:
+    with tqdm(available, unit="data set", mininterval=SECONDS) as bar:
+        say = beside(bar)
         for name, X, y in bar:
-            protocol = Protocol(name, X, y, range(splits_at_once(len(y))), options.networks, bar.set_postfix_str)
+            protocol = Protocol(name, X, y, range(splits_at_once(len(y))), options.networks, say)
             rows.append(list(study(name, protocol)))
     table = rows.read()
     if table.empty:

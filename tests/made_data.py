@@ -46,3 +46,8 @@ def small(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
         (reproduce, "PASSES_OF_THE_SEARCH", 20),
     ):
         monkeypatch.setattr(module, name, value)
+
+
+def options(folder: Path, out: str, networks: str = "networks") -> list[str]:
+    """For a command that reads data, keeps networks and writes results, all in one folder."""
+    return ["--data", str(folder), "--out", str(folder / out), "--networks", str(folder / networks)]

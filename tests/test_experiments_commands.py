@@ -1,7 +1,7 @@
 """What is wrong with a command line, or with what it names, is said in a sentence."""
 
 import pytest
-from made_data import small
+from made_data import options, small
 
 from experiments.__main__ import main
 
@@ -25,7 +25,7 @@ def test_a_data_set_that_cannot_be_used_ends_a_study_of_it_alone(folder, monkeyp
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(SystemExit, match=rf"^{name}[^\n]*{path}[^\n]*$"):  # a text: the exit code is 1
-        main([command, "--data", str(folder), "--out", str(folder / "out.csv")])
+        main([command, *options(folder, "out.csv")])
 
 
 @pytest.mark.parametrize("content", [None, b"nonsense"], ids=["missing", "malformed"])
@@ -35,7 +35,7 @@ def test_without_any_data_there_is_no_study_of_the_score(folder, content, capsys
         if content is not None:
             (folder / f"{name}.csv.gz").write_bytes(content)
     with pytest.raises(SystemExit, match=r"^nothing to draw: none of the data sets can be used"):
-        main(["score", "--data", str(folder), "--out", str(folder / "score.csv")])
+        main(["score", *options(folder, "score.csv")])
     assert capsys.readouterr().err.count("missing: " if content is None else "malformed: ") == 2
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from made_data import options
 
 from deltaband import Exact, PredictionIntervals
 from experiments import reproduce
@@ -19,12 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(folder, out="methods.csv", networks="networks", *more):
-    reproduce.main(
-        [
-            *("--data", str(folder), "--splits", "2", "--out", str(folder / out)),
-            *("--networks", str(folder / networks), *more),
-        ]
-    )
+    reproduce.main([*options(folder, out, networks), "--splits", "2", *more])
     return pd.read_csv(folder / out)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pandas as pd
-from made_data import small
+from made_data import options, small
 
 from deltaband import Exact, PredictionIntervals
 from experiments import energy, figure, paper_report, score
@@ -18,7 +18,7 @@ def test_all_directions_together_are_exact(folder, first):
 
 def test_the_study_of_the_score_covers_every_sketch_and_rank(folder, monkeypatch):
     monkeypatch.setattr(score, "RANKS", (2, 5, 200))
-    arguments = ["--data", str(folder), "--out", str(folder / "score.csv"), "--networks", str(folder / "networks")]
+    arguments = options(folder, "score.csv")
     score.main(arguments)
     table = pd.read_csv(folder / "score.csv")
     assert len(table) == 2 * 3 * len(score.METHODS)
@@ -35,7 +35,7 @@ def test_the_figure_shows_what_the_sketch_keeps(folder, monkeypatch):
     monkeypatch.setattr(figure, "NAME", "first")
     monkeypatch.setattr(figure, "RANK", 5)
     out = folder / "spectra.csv"
-    figure.main(["--data", str(folder), "--out", str(out), "--networks", str(folder / "networks")])
+    figure.main(options(folder, out.name))
     table = pd.read_csv(out)
     assert table.method.value_counts()["compressed"] <= 5
     assert out.with_suffix(".png").stat().st_size > 10_000
@@ -49,7 +49,7 @@ def test_the_energy_target_is_coded_in_three_orders(folder, monkeypatch):
     assert energy.codes(y[::-1], "appearance").tolist() == [0, 1, 2, 1, 1]
     small(monkeypatch, folder, "energy")
     out = folder / "energy.csv"
-    arguments = ["--data", str(folder), "--splits", "2", "--out", str(out), "--networks", str(folder / "networks")]
+    arguments = [*options(folder, out.name), "--splits", "2"]
     energy.main(arguments)
     first = out.read_bytes()
     assert pd.read_csv(out).groupby("order").size().to_dict() == {"numbers": 2, "words": 2, "appearance": 2}
