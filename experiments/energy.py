@@ -22,8 +22,8 @@ from deltaband import DeltabandWarning
 from . import data, paper
 from .arguments import positive
 from .progress import SECONDS, beside
-from .protocol import Protocol
-from .reproduce import NETWORKS, RESULTS, compressed, row
+from .protocol import Protocol, groups
+from .reproduce import NETWORKS, RESULTS, SPLITS_HELP, compressed, row
 from .rows import Rows
 
 Order = Callable[[np.ndarray], list[int]]
@@ -71,7 +71,7 @@ def write(results: Path) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments energy", description=__doc__.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
-    parser.add_argument("--splits", type=positive, default=20, metavar="N")
+    parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
     parser.add_argument("--out", type=Path, default=RESULTS / "energy.csv", metavar="FILE")
     parser.add_argument("--networks", type=Path, default=NETWORKS, metavar="DIR")
     options = parser.parse_args(arguments)
@@ -82,8 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say = beside(bar)
         for order in bar:
             networks = options.networks / f"energy-{order}"
-            protocol = Protocol("energy", X, codes(y, order), range(options.splits), networks, say)
-            for i, split in enumerate(protocol.splits):
-                if (order, split) not in rows.done():
-                    rows.append([{"order": order, **row(protocol, i, "compressed", compressed(protocol, i))}])
+            for splits in groups(len(y), options.splits):
+                protocol = Protocol("energy", X, codes(y, order), splits, networks, say)
+                for i, split in enumerate(splits):
+                    if split < options.splits and (order, split) not in rows.done():
+                        rows.append([{"order": order, **row(protocol, i, "compressed", compressed(protocol, i))}])
     write(options.out)

@@ -35,7 +35,7 @@ from deltaband.covariance import Engine
 from . import data
 from .arguments import positive
 from .progress import SECONDS, beside, seldom
-from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, standardised
+from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, groups, standardised
 from .rows import Rows
 from .training import Report
 
@@ -46,6 +46,10 @@ PASSES, PASSES_OF_THE_SEARCH = 10_000, 200
 KEY = ("data", "split", "method")  # of a row of results
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = Path(__file__).parent / "networks"
+SPLITS_HELP = (
+    "the first N (default 20); networks are trained for whole groups of up to 20 splits, so that those of a split do "
+    "not depend on N"
+)
 
 
 class Answer(NamedTuple):
@@ -192,11 +196,6 @@ def row(protocol: Protocol, i: int, method: str, answer: Answer) -> dict[str, ob
     }
 
 
-def splits_at_once(n: int) -> int:
-    """Small networks are trained together; of large data sets fewer, so that rows come out before the end."""
-    return max(1, min(20, 200_000 // n))
-
-
 Message = tuple[str, Any]  # ("row", its cells), ("status", text), ("missing", text) or ("malformed", text)
 
 
@@ -211,12 +210,10 @@ def messages(name: str, options: argparse.Namespace, done: set[Any], report: Rep
     except data.Malformed as error:
         yield "malformed", str(error)
         return
-    every = splits_at_once(len(y))
-    for first in range(0, options.splits, every):
-        splits = range(first, min(first + every, options.splits))
+    for splits in groups(len(y), options.splits):
         protocol = Protocol(name, X, y, splits, options.networks, report)
         for method, (i, split) in itertools.product(options.methods, enumerate(splits)):
-            if (name, split, method) not in done:
+            if split < options.splits and (name, split, method) not in done:
                 yield "row", row(protocol, i, method, METHODS[method](protocol, i))
 
 
@@ -266,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES, metavar="NAME")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
-    parser.add_argument("--splits", type=positive, default=20, metavar="N")
+    parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
     parser.add_argument(
         "--workers", type=positive, default=1, metavar="N", help="data sets at once, in processes of their own"
     )

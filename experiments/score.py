@@ -29,8 +29,8 @@ from deltaband.gradients import Network
 from . import data
 from .errors import Unusable
 from .progress import SECONDS, beside
-from .protocol import Protocol, Samples
-from .reproduce import LEVEL, NETWORKS, RESULTS, splits_at_once
+from .protocol import Protocol, Samples, groups
+from .reproduce import LEVEL, NETWORKS, RESULTS
 from .rows import Rows
 
 RANKS = (50, 100, 200, 300, 500, 1000)
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tqdm(available, unit="data set", mininterval=SECONDS) as bar:
         say = beside(bar)
         for name, X, y in bar:
-            protocol = Protocol(name, X, y, range(splits_at_once(len(y))), options.networks, say)
+            protocol = Protocol(name, X, y, next(groups(len(y), 1)), options.networks, say)
             rows.append(list(study(name, protocol)))
     table = rows.read()
     if table.empty:

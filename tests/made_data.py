@@ -39,6 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
     """The data sets are small, and the epochs of training are a few."""
     catalogue(monkeypatch, *made(folder, names or ("first", "second")))
     for module, name, value in (
+        (protocol, "TOGETHER", 2),
         (protocol, "PATIENCE", 3),
         (protocol, "EPOCHS_AT_LEAST", 5),
         (protocol, "DROPOUT_EPOCHS", 4),

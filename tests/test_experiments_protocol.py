@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from experiments import data, protocol
-from experiments.protocol import Protocol, divide, standardised
+from experiments.protocol import Protocol, divide, groups, standardised
 
 
 def silent(text):
@@ -39,6 +39,19 @@ def test_rows_are_standardised_by_the_first_part_alone():
     np.testing.assert_allclose([ours.y.mean(), ours.y.std()], [0, 1], atol=1e-6)
     expected = (X[order[40:], 0] - X[order[:40], 0].mean()) / X[order[:40], 0].std()
     np.testing.assert_allclose(other.x[:, 0], expected, rtol=1e-5)
+
+
+def test_splits_are_trained_in_the_same_groups_however_many_are_asked_for():
+    def firsts_and_lasts(n, splits):
+        return [(group[0], group[-1]) for group in groups(n, splits)]
+
+    assert firsts_and_lasts(308, 1) == firsts_and_lasts(308, 20) == [(0, 19)]
+    assert firsts_and_lasts(13_750, 20) == [(0, 13), (14, 19)]
+    assert firsts_and_lasts(13_750, 15) == [(0, 13), (14, 19)]
+    assert firsts_and_lasts(13_750, 14) == [(0, 13)]
+    assert firsts_and_lasts(13_750, 21) == [(0, 13), (14, 19), (20, 33)]
+    assert firsts_and_lasts(21_263, 20) == [(0, 8), (9, 17), (18, 19)]
+    assert firsts_and_lasts(241_600, 5) == [(i, i) for i in range(5)]
 
 
 def weights(networks):

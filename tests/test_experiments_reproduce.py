@@ -116,3 +116,12 @@ def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(tmp_path):
         assert again.wait(300) == 0, again.stderr.read().decode()
     assert path.read_bytes().startswith(done[: done.rindex(b"\n") + 1])
     pd.testing.assert_frame_equal(comparable(path), comparable(tmp_path / "whole.csv"))
+
+
+def test_the_rows_of_a_split_do_not_depend_on_how_many_splits_are_asked_for(folder):
+    some = ("--datasets", "first", "--methods", "exact", "ensemble", "dropout")
+    run(folder, "methods.csv", "networks", *some, "--splits", "3")
+    for splits in ("1", "2", "3"):
+        run(folder, "grown.csv", "other networks", *some, "--splits", splits)
+    assert len(comparable(folder / "grown.csv")) == 9
+    pd.testing.assert_frame_equal(comparable(folder / "grown.csv"), comparable(folder / "methods.csv"))
