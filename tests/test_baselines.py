@@ -2,6 +2,7 @@ import copy
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -179,6 +180,25 @@ def test_the_users_networks_are_not_touched_for_a_moment(which):
         assert [w.requires_grad for w in net[2].parameters()] == [False, True, True, True]
         assert all(w.grad is None for w in net.parameters())
         assert [len(m._forward_hooks) for m in net.modules()] == [1] + [0] * 8
+
+
+@pytest.mark.parametrize("make", [lambda nets: MCDropout(nets[0], passes=50), DeepEnsemble])
+@pytest.mark.parametrize("context", [nullcontext, torch.inference_mode])
+def test_frozen_networks_are_as_good_as_others(make, context):
+    nets, (x, y) = [dropout_mlp(), mlp()], regression(20)
+    expected = make(nets).fit(x, y).predict(x).lower
+    for net in nets:
+        net.requires_grad_(False)
+    with context():
+        assert torch.equal(make(nets).fit(x, y).predict(x).lower, expected)
+    assert not any(w.requires_grad for net in nets for w in net.parameters())
+
+
+def test_the_precision_of_a_frozen_network_is_still_checked():
+    for half in (dropout_mlp(dtype=torch.float16), dropout_mlp(dtype=torch.float16).requires_grad_(False)):
+        for make in (MCDropout, lambda model: DeepEnsemble([model, mlp()])):
+            with pytest.raises(TypeError, match=r"parameter '1\.weight' is torch.float16, expected float32 or float64"):
+                make(half)
 
 
 def test_new_weights_count_from_the_next_call_on(data):

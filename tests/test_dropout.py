@@ -84,6 +84,19 @@ def test_a_likelihood_too_small_for_a_float_is_still_a_number():
     assert value == pytest.approx(-0.5 * 1000**2 / 0.1**2, rel=0.01)
 
 
+@pytest.mark.parametrize("noise_std", [1e-160, 1e-200, 5e-324])
+def test_a_noise_whose_square_is_no_number_is_unlikely_where_a_pass_errs_and_likely_where_none_does(noise_std):
+    x, y = regression(5)
+    constant = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)).double()
+    nn.init.zeros_(constant[1].weight)
+    nn.init.constant_(constant[1].bias, 0.5)
+    band = MCDropout(constant, passes=10)
+    assert band.log_likelihood(x, y, [1.0, noise_std])[1] == -np.inf
+    density = -math.log(noise_std) - 0.5 * math.log(2 * math.pi)
+    assert band.log_likelihood(x, torch.full_like(y, 0.5), noise_std)[0] == pytest.approx(density)
+    assert band.fit(x, y, noise_stds=[noise_std, 1.0]).noise_std_ == 1.0
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_the_variance_of_dropout_before_one_layer_is_the_closed_form(p):
     passes, noise_std = 20_000, 0.2
@@ -258,11 +271,16 @@ def test_candidates_for_the_noise_must_be_positive_numbers(noise_stds, data):
 
 
 @pytest.mark.parametrize(
-    "setting", [{"passes": 1}, {"passes": 10.0}, {"passes": True}, {"seed": -1}, {"seed": True}, {"seed": None}]
+    ("name", "value"),
+    [*(("passes", value) for value in (1, 10.0, True)), *(("seed", value) for value in (-1, True, None, 2**63, 2**64))],
 )
-def test_passes_and_seed_must_be_whole_numbers(setting):
-    with pytest.raises(ValueError, match=f"{next(iter(setting))} must be a whole number"):
-        MCDropout(dropout_mlp(), **setting)
+def test_passes_and_seed_must_be_whole_numbers(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+        MCDropout(dropout_mlp(), **{name: value})
+
+
+def test_the_largest_seed_is_one(data):
+    assert len(MCDropout(dropout_mlp(), noise_std=0.1, passes=5, seed=2**63 - 1).predict(data[0])) == 80
 
 
 class Functional(nn.Module):
