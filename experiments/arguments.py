@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+SPLITS_HELP = (
+    "the first N (default 20); networks are trained for whole groups of up to 20 splits, so that those of a split do "
+    "not depend on N"
+)
+
 
 def positive(text: str) -> int:
     """For argparse: `type=positive`."""

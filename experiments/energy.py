@@ -20,10 +20,10 @@ from tqdm import tqdm
 from deltaband import DeltabandWarning
 
 from . import data, paper
-from .arguments import positive
+from .arguments import SPLITS_HELP, positive
 from .progress import SECONDS, beside
 from .protocol import Protocol, groups
-from .reproduce import NETWORKS, RESULTS, SPLITS_HELP, compressed, row
+from .reproduce import NETWORKS, RESULTS, compressed, row
 from .rows import Rows
 
 Order = Callable[[np.ndarray], list[int]]

@@ -33,7 +33,7 @@ from deltaband.baselines import DeepEnsemble, MCDropout
 from deltaband.covariance import Engine
 
 from . import data
-from .arguments import positive
+from .arguments import SPLITS_HELP, positive
 from .progress import SECONDS, beside, seldom
 from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, groups, standardised
 from .rows import Rows
@@ -46,10 +46,6 @@ PASSES, PASSES_OF_THE_SEARCH = 10_000, 200
 KEY = ("data", "split", "method")  # of a row of results
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = Path(__file__).parent / "networks"
-SPLITS_HELP = (
-    "the first N (default 20); networks are trained for whole groups of up to 20 splits, so that those of a split do "
-    "not depend on N"
-)
 
 
 class Answer(NamedTuple):
