@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from .errors import Unusable
+
 COMMANDS = {
     "reproduce": "Table 1 and Table 2 of the paper: every method on every split",
     "figure": "Figure 1 of the paper: spectra for red wine, rank 200",
@@ -21,7 +23,10 @@ def main(arguments: list[str]) -> None:
         lines = [f"  {name:<12} {text}" for name, text in COMMANDS.items()]
         print("\n".join(["usage: python -m experiments COMMAND [--help]", "", *lines]))
         sys.exit(0 if arguments in (["--help"], ["-h"]) else 2)
-    importlib.import_module(f"experiments.{arguments[0]}").main(arguments[1:])
+    try:
+        importlib.import_module(f"experiments.{arguments[0]}").main(arguments[1:])
+    except Unusable as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -33,8 +33,9 @@ class Damping:
             )
         if (self.loss == "sum") != (self.batch_size is not None):
             raise ValueError("batch_size goes with loss='sum', where λ = n·weight_decay/(2·batch_size), and only there")
-        if self.batch_size is not None and not (isinstance(self.batch_size, Integral) and self.batch_size >= 1):
-            raise ValueError(f"batch_size must be a positive whole number, got {self.batch_size!r}")
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not (isinstance(size, Integral) and size >= 1)):
+            raise ValueError(f"batch_size must be a positive whole number, got {size!r}")
         for name in ("weight_decay", "damping"):
             value = getattr(self, name)
             check_non_negative(value, name)
@@ -72,7 +73,7 @@ class Damping:
 def check_non_negative(value: Any, name: str) -> None:
     if value is None:
         return
-    if not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not (math.isfinite(value) and float(value) >= 0):
         raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
