@@ -20,13 +20,16 @@ from tqdm import tqdm
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, metrics
 
 from . import data
-from .protocol import Protocol
-from .reproduce import LEVEL, NETWORKS, RESULTS, splits_at_once
+from .progress import SECONDS, beside
+from .protocol import Protocol, groups
+from .reproduce import LEVEL, NETWORKS, RESULTS
 from .rows import Rows
 
 NAMES = ("concrete", "wine-red")
 LAYERS = {"last layer": 1, "last two layers": 2, "all": 3}
 RANKS = (25, 50, 100, 200, 400)
+SPLITS = 20
+KEY = ("data", "split")  # of the rows of results
 
 
 def study(protocol: Protocol, i: int) -> Iterator[dict[str, object]]:
@@ -48,7 +51,7 @@ def study(protocol: Protocol, i: int) -> Iterator[dict[str, object]]:
                 "split": protocol.splits[i],
                 "parameters": choice,
                 "p": p,
-                "rank": "exact" if rank is None else rank,
+                "rank": rank or 0,  # 0: exact
                 "numbers": p * p if rank is None else 2 * min(rank, p + 1) * p,
                 "width_error": float(np.abs(intervals.width / reference - 1).mean()),
                 "bias": float((intervals.width / reference).mean() - 1),
@@ -64,8 +67,8 @@ def markdown(table: pd.DataFrame) -> str:
         "",
         "`python -m experiments parameters --data DIR`. Important Directions, compressed, with J restricted to some of",
         "the parameters, against the exact method on all of them: mean |width/exact − 1|, bias, coverage of 95 %",
-        "intervals, correlation of width and error, interval score; means over the splits. Numbers held: 2·rank·p for a",
-        "sketch, p² for the exact method.",
+        "intervals, correlation of width and error, interval score; means over the splits. Numbers held: 2·rank·p for",
+        "a sketch, p² for the exact method.",
     ]
     for name in (name for name in NAMES if name in set(table.data)):
         part = table[table.data == name]
@@ -73,21 +76,21 @@ def markdown(table: pd.DataFrame) -> str:
         lines += ["| parameters | p | rank | numbers | width error | bias | p_cov | r | score |"]
         lines += ["|---|---|---|---|---|---|---|---|---|"]
         for choice in reversed(LAYERS):
-            for rank in (*map(str, RANKS), "exact"):
-                cell = part[(part.parameters == choice) & (part["rank"].astype(str) == rank)]
-                mean = cell.mean(numeric_only=True)
+            for rank in (*RANKS, 0):
+                mean = part[(part.parameters == choice) & (part["rank"] == rank)].mean(numeric_only=True)
                 lines.append(
-                    f"| {choice} | {mean.p:,.0f} | {rank} | {mean.numbers:,.0f} | {mean.width_error:.1%} | "
+                    f"| {choice} | {mean.p:,.0f} | {rank or 'exact'} | {mean.numbers:,.0f} | {mean.width_error:.1%} | "
                     f"{mean.bias:+.1%} | {mean.p_cov:.3f} | {mean.r:.3f} | {mean.score:.3f} |"
                 )
     return "\n".join([*lines, ""])
 
 
-def write(results: Path = RESULTS / "parameters.csv") -> None:
+def write(results: Path) -> bool:
     """The table, where there are results."""
-    rows = Rows(results, key=("data", "split"))
-    if results.exists():
-        results.with_suffix(".md").write_text(markdown(rows.read()))
+    table = Rows(results, KEY).read()
+    if not table.empty:
+        results.with_suffix(".md").write_text(markdown(table))
+    return not table.empty
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,13 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--networks", type=Path, default=NETWORKS, metavar="DIR")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
-    rows = Rows(options.out, key=("data", "split"))
+    rows = Rows(options.out, KEY)
     available = data.Available(list(NAMES), data.folder(options.data))
     for name, X, y in available:
-        protocol = Protocol(name, X, y, range(splits_at_once(len(y))), options.networks, lambda text: None)
-        for i, split in enumerate(tqdm(protocol.splits, desc=name, unit="split")):
-            if (name, split) not in rows.done():
-                rows.append(list(study(protocol, i)))
+        with tqdm(total=SPLITS, desc=name, unit="split", mininterval=SECONDS) as bar:
+            for splits in groups(len(y), SPLITS):
+                protocol = Protocol(name, X, y, splits, options.networks, beside(bar))
+                for i, split in enumerate(splits):
+                    if (name, split) not in rows.done():
+                        rows.append(list(study(protocol, i)))
+                    bar.update()
     write(options.out)
     if available.malformed:
         raise SystemExit(1)

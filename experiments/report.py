@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import calibration_report, energy, paper_report
+from . import calibration_report, energy, paper_report, parameters
 from .errors import Unusable
 from .reproduce import RESULTS
 
@@ -18,9 +18,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=Path,
         default=RESULTS,
         metavar="DIR",
-        help="folder of methods.csv, score.csv, energy.csv and calibration.csv, as far as they are there; the tables "
-        "are written beside them",
+        help="folder of methods.csv, score.csv, energy.csv, parameters.csv and calibration.csv, as far as they are "
+        "there; the tables are written beside them",
     )
     folder = parser.parse_args(arguments).results
-    if not any([calibration_report.write(folder), paper_report.write(folder), energy.write(folder / "energy.csv")]):
-        raise Unusable(f"{folder} holds no results: no rows in methods.csv, score.csv, energy.csv or calibration.csv")
+    written = [
+        calibration_report.write(folder),
+        paper_report.write(folder),
+        energy.write(folder / "energy.csv"),
+        parameters.write(folder / "parameters.csv"),
+    ]
+    if not any(written):
+        raise Unusable(f"{folder} holds no results: no rows in methods.csv, score.csv, energy.csv … (see --help)")

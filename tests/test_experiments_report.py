@@ -64,7 +64,7 @@ def test_what_a_kill_tore_off_is_not_reported(methods):
     assert "| wine-red | 2 | – | **0.905 ± 0.005**" in (methods.parent / "tables.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["methods", "score", "energy", "calibration"])
+@pytest.mark.parametrize("name", ["methods", "score", "energy", "parameters", "calibration"])
 def test_a_torn_row_is_reported_by_no_part(name, tmp_path):
     (tmp_path / f"{name}.csv").write_text("data,setting,order,split,method,p_cov\nyacht,x,words,0,ours,0.")
     with pytest.raises(SystemExit, match="holds no results: no rows in methods"):

@@ -5,7 +5,7 @@ import pandas as pd
 from made_data import options, small
 
 from deltaband import Exact, PredictionIntervals
-from experiments import energy, figure, paper_report, score
+from experiments import energy, figure, paper_report, parameters, score
 
 
 def test_all_directions_together_are_exact(folder, first):
@@ -55,4 +55,24 @@ def test_the_energy_target_is_coded_in_three_orders(folder, monkeypatch):
     assert pd.read_csv(out).groupby("order").size().to_dict() == {"numbers": 2, "words": 2, "appearance": 2}
     assert "| the paper | 20 | 0.959 |" in out.with_suffix(".md").read_text()
     energy.main(arguments)  # nothing is left to do
+    assert out.read_bytes() == first
+
+
+def test_rank_against_parameters_is_compared_with_the_exact_method_on_all(folder, monkeypatch):
+    monkeypatch.setattr(parameters, "NAMES", ("first",))
+    monkeypatch.setattr(parameters, "RANKS", (2, 150))
+    monkeypatch.setattr(parameters, "SPLITS", 2)
+    out = folder / "parameters.csv"
+    arguments = options(folder, out.name)
+    parameters.main(arguments)
+    table = pd.read_csv(out)
+    sizes = table.groupby("parameters").p.unique()
+    assert [sizes[choice].item() for choice in parameters.LAYERS] == [51, 2601, 2751]
+    whole = table[table.parameters == "all"].set_index("rank").width_error
+    assert (whole[0] == 0).all()
+    assert (whole[150] < 1e-3).all()  # more directions than rows
+    assert (whole[2] > 1e-3).all()
+    first = out.read_bytes()
+    assert "| all | 2,751 | exact |" in out.with_suffix(".md").read_text()
+    parameters.main(arguments)  # nothing is left to do
     assert out.read_bytes() == first
