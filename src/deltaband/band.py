@@ -196,7 +196,10 @@ class Band:
         total = self.memory if self.memory is not None else free_memory() * (0.5 if self._engine is None else 1.0)
         return total / n_fits
 
-    def _fit_to(self, data: Any, y: Any, n_rows: int | None, progress: bool) -> tuple[Fit, ...]:
+    def _fit_to(
+        self, data: Any, y: Any, n_rows: int | None, progress: bool, squares: Callable[..., Tensor] | None = None
+    ) -> tuple[Fit, ...]:
+        """A fit for each of `_groups`. `squares` stands in for `_squares`, for who wants to see more than a sum."""
         batches = self._read(data, y, n_rows)
         if self._engine is not None:
             fitting.check(self._engine, batches, self._damping)
@@ -211,7 +214,13 @@ class Band:
         for outputs in groups:
             network = self._network(self._fitted_head(outputs))
             fit = fitting.fit(
-                network, batches, self._engine, self._damping, memory, progress, partial(self._squares, outputs)
+                network,
+                batches,
+                self._engine,
+                self._damping,
+                memory,
+                progress,
+                partial(squares or self._squares, outputs),
             )
             fits.append(replace(fit, outputs=outputs))
         return tuple(fits)
