@@ -14,6 +14,8 @@ COMMANDS = {
     "energy": "the paper's energy data: what a target coded as classes does to the widths",
     "parameters": "a higher rank or more parameters, on two data sets",
     "calibration": "calibrated intervals against the formula and MAPIE",
+    "digits": "which inputs not to trust: widths of a classifier's intervals against its entropy",
+    "logodds": "the standard deviation of a classifier's log-odds: simulated, and as its intervals say",
     "report": "Markdown and pictures from the results of all of them",
 }
 
