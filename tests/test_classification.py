@@ -1,4 +1,5 @@
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -234,6 +235,24 @@ def test_every_engine_is_near_the_exact_intervals_at_a_generous_size(gram, engin
     exact = fitted(model, data, gram=gram, covariance=Exact()).predict(data[0]).log_odds.width
     other = fitted(model, data, gram=gram, covariance=engine).predict(data[0]).log_odds.width
     np.testing.assert_allclose(other, exact, rtol=0.1)
+
+
+@pytest.mark.parametrize("gram", ["joint", "own"])
+@pytest.mark.parametrize("rank", [5, 20])
+def test_an_error_report_is_about_widths_without_noise(rank, gram):
+    model, data, new = classifier(3, hidden=40), labelled(500, 3), labelled(100, seed=1)[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        band = fitted(model, data, gram=gram, covariance=RobustFrequentDirections(rank))
+    exact = fitted(model, data, gram=gram, covariance=Exact())
+    true = (band.predict(new).log_odds.width / exact.predict(new).log_odds.width - 1).abs().mean(dim=0)
+    true = float(true.mean() if gram == "joint" else true.max())  # of the class that is worst
+    report = band.error_report(new)
+    assert report.width == pytest.approx(true, rel=0.3)
+    estimated = max(fit.error.width for fit in band._fits)
+    assert any("is not accurate enough here" in str(warning.message) for warning in caught) == (estimated > 0.05)
+    assert "error of widths" in band.summary()
+    assert exact.error_report(new).width == 0.0
 
 
 def test_parameters_output_batch_and_plan_are_those_of_every_band():

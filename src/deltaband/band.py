@@ -40,6 +40,8 @@ class Band:
     """A network, which of its parameters count, and the covariances fitted to its training rows: one for all outputs,
     or with `gram="own"` one for each."""
 
+    _noise = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
+
     def __init__(
         self,
         model: nn.Module,
@@ -116,7 +118,7 @@ class Band:
             )
         network = self._network(self._fitted_head(fit.outputs))
         self._check_weights(network, fit)
-        return error.report(network, fit, X, sample or error.MOST_ROWS)
+        return error.report(network, fit, X, sample or error.MOST_ROWS, self._noise)
 
     def spectrum(self, output: int = 0) -> Spectrum:
         """The singular values of J that the engine recovered, and the matching eigenvalues of Σ⁻¹.
@@ -221,6 +223,7 @@ class Band:
                 memory,
                 progress,
                 partial(squares or self._squares, outputs),
+                self._noise,
             )
             fits.append(replace(fit, outputs=outputs))
         return tuple(fits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +18,9 @@ from .capture import DEPENDS_ON_NOTHING
 from .choice import Choice
 from .covariance import Engine
 from .damping import Damping
-from .error import ErrorReport
+from .error import TOLERABLE
 from .fitted import Fit
 from .gradients import Head
-from .inputs import Inputs
 from .labels import Tally
 from .odds import joint_fisher, largest, log_odds, own_fisher
 from .result import ClassIntervals, Intervals, like, parse_levels
@@ -58,6 +56,8 @@ class ClassificationIntervals(Band):
 
     `covariance`, `memory`, `parameters`, `output` and `batch` are as in `PredictionIntervals`.
     """
+
+    _noise = False
 
     def __init__(
         self,
@@ -107,7 +107,6 @@ class ClassificationIntervals(Band):
             if str(error) != DEPENDS_ON_NOTHING:
                 raise
             raise ValueError(f"{error}; or all probabilities are 0 and 1 to the last digit, and F is zero") from None
-        fits = tuple(replace(fit, error=None) for fit in fits)  # which is about widths √(1 + q)
         for message in dict.fromkeys(_warnings(fits, tally)):
             warnings.warn(message, DeltabandWarning, stacklevel=2)
         self._accuracies = tuple(tally.accuracy(fit.outputs, fit.n_rows) for fit in fits)
@@ -204,11 +203,6 @@ class ClassificationIntervals(Band):
             found = np.repeat(found, len(classes), axis=1)
         return s, found, classes
 
-    def _error_report(self, fit: Fit, X: Inputs | None, sample: int | None) -> ErrorReport:
-        if fit.covariance.error_bound != 0.0:
-            raise ValueError("error_report is about widths √(1 + q) of regression: compare with covariance=Exact()")
-        return super()._error_report(fit, X, sample)
-
     def _like(self, x: Any, values: np.ndarray, toward: float | None = None) -> Any:
         fit = self._fits[0]
         single = self._one_class or (self._classes is None and fit.n_returned == 1)
@@ -236,7 +230,13 @@ def _warnings(fits: Sequence[Fit], tally: Tally) -> list[str]:
                 "intervals then come from the weight decay, not from the data; look at leverage(x)"
             )
         missed = fit.covariance.missed_parameters
-        if missed > max(0.1 * p_star, 0.5):
+        if fit.error is not None:
+            if fit.error.width > TOLERABLE:
+                messages.append(
+                    f"{fit.engine!r} is not accurate enough here: {fit.error}; raise its rank, dim or landmarks, or "
+                    "use Exact() if memory allows"
+                )
+        elif missed > max(0.1 * p_star, 0.5):
             messages.append(
                 f"the sketch may miss up to {missed:.0f} effective parameters (it found {p_star:.1f}): raise its rank, "
                 "dim or landmarks, or use Exact() if memory allows"

@@ -68,8 +68,11 @@ def affordable(engine: Engine, problem: Problem, memory: float) -> int:
     return rows if rows >= FEWEST_ROWS else 0
 
 
-def report(network: Network, fit: Fit, x: Inputs | None = None, n_sample: int = MOST_ROWS) -> ErrorReport:
-    """Over the rows `x`, or some training rows that the comparison leaves out.
+def report(
+    network: Network, fit: Fit, x: Inputs | None = None, n_sample: int = MOST_ROWS, noise: bool = True
+) -> ErrorReport:
+    """Over the rows `x`, or some training rows that the comparison leaves out. Widths are t·s·√(1 + q), or without
+    noise in proportion to √q.
 
     On fewer rows p* is smaller, and an engine of the same size more accurate: it gets a size in proportion to p*. More
     directions than half of the sample would be exact there: it gets half, if the sample is small against the data. So
@@ -103,7 +106,10 @@ def report(network: Network, fit: Fit, x: Inputs | None = None, n_sample: int = 
     # of more rows p* is larger, but not more than in proportion
     true_p_star = min(float(_corrected(p_star, sketched, exact, 1.0)), exact * n_rows / n)
     freedom, true_freedom = fit.degrees_of_freedom, fit.n_rows - true_p_star * fit.shares
-    if freedom.min() > 0:
+    if not noise:
+        some = true_q > 0  # where there is none, none is right
+        error = np.abs(np.sqrt(np.where(some, q, 1.0) / np.where(some, true_q, 1.0)) - 1)
+    elif freedom.min() > 0:
         student = stdtrit(freedom, 0.975) / stdtrit(true_freedom, 0.975)
         error = np.abs(np.sqrt((1 + q) / (1 + true_q) * true_freedom / freedom) * student - 1)
     else:  # no widths at all, where there should be

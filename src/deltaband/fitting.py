@@ -67,6 +67,7 @@ def fit(
     memory: float | None,
     progress: bool,
     squares: Squares,
+    noise: bool = True,  # whether widths are those of observations, √(1 + q), or in proportion to √q
 ) -> Fit:
     schedule, x, batches = planned(network, batches, engine, damping, memory)
     option, layers = schedule.chosen, network.layers
@@ -121,7 +122,9 @@ def fit(
     if exact or min(len(rows), n_sample) * m < error.FEWEST_ROWS:
         return found
     found = replace(found, sample=rows.between(0, n_sample))
-    return found if found.covariance.damping is None else replace(found, error=error.report(network, found))
+    return (
+        found if found.covariance.damping is None else replace(found, error=error.report(network, found, noise=noise))
+    )
 
 
 def _with_leverages(found: Fit, network: Network, rows: Sample, exact: bool) -> Fit:
