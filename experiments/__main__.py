@@ -5,12 +5,17 @@ from __future__ import annotations
 import importlib
 import sys
 
+from .errors import Unusable
+
 COMMANDS = {
     "reproduce": "Table 1 and Table 2 of the paper: every method on every split",
     "figure": "Figure 1 of the paper: spectra for red wine, rank 200",
     "score": "which directions a sketch should keep, at ranks 50 to 1000",
     "energy": "the paper's energy data: what a target coded as classes does to the widths",
+    "parameters": "a higher rank or more parameters, on two data sets",
     "calibration": "calibrated intervals against the formula and MAPIE",
+    "digits": "which inputs not to trust: widths of a classifier's intervals against its entropy",
+    "logodds": "the standard deviation of a classifier's log-odds: simulated, and as its intervals say",
     "report": "Markdown and pictures from the results of all of them",
 }
 
@@ -20,7 +25,10 @@ def main(arguments: list[str]) -> None:
         lines = [f"  {name:<12} {text}" for name, text in COMMANDS.items()]
         print("\n".join(["usage: python -m experiments COMMAND [--help]", "", *lines]))
         sys.exit(0 if arguments in (["--help"], ["-h"]) else 2)
-    importlib.import_module(f"experiments.{arguments[0]}").main(arguments[1:])
+    try:
+        importlib.import_module(f"experiments.{arguments[0]}").main(arguments[1:])
+    except Unusable as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

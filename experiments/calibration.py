@@ -31,6 +31,7 @@ from deltaband import DeltabandWarning, Intervals, PredictionIntervals, metrics
 from deltaband.sklearn import BandRegressor
 
 from . import data
+from .arguments import positive
 from .rows import Rows
 
 LEVEL = 0.95
@@ -39,6 +40,7 @@ SETTINGS = {
     "adam 1e-4": (torch.optim.Adam, 1e-4),
     "adamw 1e-2": (torch.optim.AdamW, 1e-2),
 }
+KEY = ("data", "setting", "split")  # of the rows of results
 RESULTS = Path(__file__).parent / "results" / "calibration.csv"
 STEPS, PATIENCE = 12_000, 100
 
@@ -123,12 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", help="folder of the data sets (or DELTABAND_DATA); what it lacks comes from OpenML")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--splits", type=positive, default=10)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     folder = data.folder(options.data)
     warnings.simplefilter("ignore", DeltabandWarning)
-    rows = Rows(options.out, key=("data", "setting", "split"))
+    rows = Rows(options.out, KEY)
     done = rows.done()
     to_do = {
         name: [

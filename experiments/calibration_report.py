@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .calibration import LEVEL, RESULTS, SETTINGS
+from .calibration import KEY, LEVEL, RESULTS, SETTINGS
 from .data import NAMES
+from .rows import Rows
 
 METHODS = ("formula", "constant", "boosted", "ours")
 
@@ -28,7 +29,7 @@ def table(cells: pd.DataFrame, setting: str) -> list[str]:
             continue
         scores = rows.pivot(index="split", columns="method", values="score").reindex(columns=METHODS)
         means, errors = scores.mean(), scores.sem()
-        coverage = rows.groupby("method").p_cov.mean()
+        coverage = rows.groupby("method").p_cov.mean().reindex(METHODS)  # the formula may have given none
         parts = []
         for method in METHODS:
             text = f"{means[method]:.3g} ± {errors[method]:.2g}"
@@ -53,6 +54,11 @@ def scores(cells: pd.DataFrame) -> list[str]:
     return lines
 
 
+def _settings(cells: pd.DataFrame) -> list[str]:
+    """Those that there are results of."""
+    return [setting for setting in SETTINGS if setting in set(cells.setting)]
+
+
 def _bold(score: float, lowest: float) -> str:
     return f"**{score:.3g}**" if score == lowest else f"{score:.3g}"
 
@@ -65,7 +71,8 @@ def joint_coverage(cells: pd.DataFrame) -> str:
     # splits of one data set share rows: a mean for each (data, setting) is what can be called independent
     means = excess.groupby([ours.data, ours.setting]).mean()
     error = means.std(ddof=1) / np.sqrt(len(means))
-    below, above = stats.norm.cdf(means.mean() / error), stats.norm.sf((means.mean() - allowed) / error)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of few cells
+        below, above = stats.norm.cdf(means.mean() / error), stats.norm.sf((means.mean() - allowed) / error)
     return (
         f"Coverage of ours minus {LEVEL:.0%}, mean over {len(means)} cells: {means.mean():+.4f} ± {error:.4f}; allowed "
         f"[0, {allowed:.4f}]; one-sided p of falling short {below:.2f}, of exceeding {above:.2f}."
@@ -74,10 +81,10 @@ def joint_coverage(cells: pd.DataFrame) -> str:
 
 def summary(cells: pd.DataFrame) -> list[str]:
     lines = []
-    for setting in SETTINGS:
+    for setting in _settings(cells):
         rows = cells[cells.setting == setting]
         scores = rows.groupby(["data", "method"]).score.agg(["mean", "sem"]).fillna({"sem": 0.0}).unstack("method")
-        means = scores["mean"][list(METHODS)].fillna(np.inf)
+        means = scores["mean"].reindex(columns=METHODS).fillna(np.inf)
         best = means.idxmin(axis=1)
         near = sum(
             means.loc[name, "ours"] <= means.loc[name].min() + scores.loc[name, ("sem", best[name])]
@@ -92,9 +99,14 @@ def summary(cells: pd.DataFrame) -> list[str]:
     return lines
 
 
-def write() -> None:
-    cells = pd.read_csv(RESULTS)
+def write(folder: Path = RESULTS.parent) -> bool:
+    """The table, where there are results; False where there are none."""
+    rows = Rows(folder / RESULTS.name, KEY)
+    cells = rows.read()
+    if cells.empty:
+        return False
     text = ["# Calibration: 95 % intervals on real data", "", *summary(cells), "", joint_coverage(cells), ""]
-    for setting in SETTINGS:
+    for setting in _settings(cells):
         text += table(cells, setting)
-    Path(RESULTS).with_suffix(".md").write_text("\n".join(text))
+    rows.path.with_suffix(".md").write_text("\n".join(text))
+    return True

@@ -22,12 +22,14 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import fetch_openml
 
+from .errors import Unusable
 
-class Missing(Exception):  # noqa: N818
+
+class Missing(Unusable):
     """A data set that can be had neither from the folder nor from OpenML."""
 
 
-class Malformed(Exception):  # noqa: N818
+class Malformed(Unusable):
     """A data set that is there and is not what it should be."""
 
 

@@ -20,7 +20,9 @@ from tqdm import tqdm
 from deltaband import DeltabandWarning
 
 from . import data, paper
-from .protocol import Protocol
+from .arguments import SPLITS_HELP, positive
+from .progress import SECONDS, beside
+from .protocol import Protocol, groups
 from .reproduce import NETWORKS, RESULTS, compressed, row
 from .rows import Rows
 
@@ -30,6 +32,7 @@ ORDERS: dict[str, Order] = {
     "words": lambda values: sorted(set(values.tolist()), key=str),
     "appearance": lambda values: list(dict.fromkeys(values.tolist())),
 }
+KEY = ("order", "split")  # of a row of results
 
 
 def codes(y: np.ndarray, order: str) -> np.ndarray:
@@ -57,27 +60,31 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join([*lines, ""])
 
 
-def write(results: Path = RESULTS / "energy.csv") -> None:
-    """The table, where there are results."""
-    if results.exists():
-        results.with_suffix(".md").write_text(markdown(pd.read_csv(results)))
+def write(results: Path) -> bool:
+    """The table, where there are results; False where there are none."""
+    table = Rows(results, KEY).read()
+    if not table.empty:
+        results.with_suffix(".md").write_text(markdown(table))
+    return not table.empty
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments energy", description=__doc__.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
-    parser.add_argument("--splits", type=int, default=20, metavar="N")
+    parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
     parser.add_argument("--out", type=Path, default=RESULTS / "energy.csv", metavar="FILE")
     parser.add_argument("--networks", type=Path, default=NETWORKS, metavar="DIR")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)
     X, y = data.load("energy", data.folder(options.data))
-    rows = Rows(options.out, key=("order", "split"))
-    with tqdm(ORDERS, unit="order") as bar:
+    rows = Rows(options.out, KEY)
+    with tqdm(ORDERS, unit="order", mininterval=SECONDS) as bar:
+        say = beside(bar)
         for order in bar:
             networks = options.networks / f"energy-{order}"
-            protocol = Protocol("energy", X, codes(y, order), range(options.splits), networks, bar.set_postfix_str)
-            for i, split in enumerate(protocol.splits):
-                if (order, split) not in rows.done():
-                    rows.append([{"order": order, **row(protocol, i, "compressed", compressed(protocol, i))}])
+            for splits in groups(len(y), options.splits):
+                protocol = Protocol("energy", X, codes(y, order), splits, networks, say)
+                for i, split in enumerate(splits):
+                    if split < options.splits and (order, split) not in rows.done():
+                        rows.append([{"order": order, **row(protocol, i, "compressed", compressed(protocol, i))}])
     write(options.out)

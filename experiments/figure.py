@@ -15,8 +15,8 @@ import pandas as pd
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, plots
 
 from . import data
-from .protocol import Protocol
-from .reproduce import NETWORKS, RESULTS, splits_at_once
+from .protocol import Protocol, groups
+from .reproduce import NETWORKS, RESULTS
 
 NAME, RANK = "wine-red", 200
 
@@ -30,11 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--networks", type=Path, default=NETWORKS, help="where trained networks are kept")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
-    try:
-        X, y = data.load(NAME, data.folder(options.data))
-    except (data.Missing, data.Malformed) as error:
-        raise SystemExit(str(error)) from None
-    protocol = Protocol(NAME, X, y, range(splits_at_once(len(y))), options.networks, lambda text: None)
+    X, y = data.load(NAME, data.folder(options.data))
+    protocol = Protocol(NAME, X, y, next(groups(len(y), 1)), options.networks, lambda text: None)
     train, _ = protocol.training_and_test(0)
     network = protocol.members(1)[0].networks[0]
     engines = {

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 
 from . import data, paper
-from .reproduce import METHODS, RESULTS
+from .reproduce import KEY, METHODS, RESULTS
+from .rows import Rows
+from .score import KEY as SKETCHES_KEY
 from .score import METHODS as SKETCHES
 
 METRICS = ("p_cov", "r", "w_sd", "score")
@@ -163,12 +165,14 @@ def scores(table: pd.DataFrame) -> Iterator[str]:
     yield ""
 
 
-def write(folder: Path = RESULTS) -> None:
-    """Whatever there are results of."""
-    if (folder / "methods.csv").exists():
-        table = summarise(pd.read_csv(folder / "methods.csv"))
+def write(folder: Path = RESULTS) -> bool:
+    """Whatever there are results of; False where there are none."""
+    methods, sketches = Rows(folder / "methods.csv", KEY).read(), Rows(folder / "score.csv", SKETCHES_KEY).read()
+    if not methods.empty:
+        table = summarise(methods)
         table.to_csv(folder / "tables.csv", float_format="%.4g")
         lines = ["# The paper's evaluation, reproduced", "", *table_1(table), *table_2(table), *agreement(table)]
         (folder / "tables.md").write_text("\n".join(lines))
-    if (folder / "score.csv").exists():
-        (folder / "score.md").write_text("\n".join(scores(pd.read_csv(folder / "score.csv"))))
+    if not sketches.empty:
+        (folder / "score.md").write_text("\n".join(scores(sketches)))
+    return not (methods.empty and sketches.empty)

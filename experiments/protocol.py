@@ -10,7 +10,7 @@ Networks are kept in files, a file a stage of a data set's splits, so that an in
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ DROPOUT_RATES = (0.005, 0.01, 0.05, 0.1)
 RECIPES = {"sgemm": Recipe(batch=32_000, rate=1e-2)}
 # Gal's weight decay is l²(1 − p)/(2nτ) with l = 0.01: below 1e-7 for every data set here, which is none
 NO_DECAY = 0.0
+TOGETHER, ROWS_TOGETHER = 20, 200_000  # splits, and rows of all of them, whose networks are trained at once
 
 
 Kept = tuple[Stack, dict[str, list[float]]]  # networks, and what was found on the way
@@ -56,6 +57,20 @@ def standardised(X: np.ndarray, y: np.ndarray, *parts: np.ndarray) -> list[Sampl
         Samples(((X[rows] - mean) / std).astype(np.float32), ((y[rows] - centre) / unit).astype(np.float32))
         for rows in parts
     ]
+
+
+def groups(n: int, splits: int) -> Iterator[range]:
+    """The first splits of n rows, in the groups that are trained together; of large data sets they are small, so that
+    results come out before the end.
+
+    Groups are the same whatever number of splits is asked for, and whole, also the last one: how the numbers of a
+    network are rounded, and which units it drops, depends on the networks that it is trained with.
+    """
+    size = max(1, min(TOGETHER, ROWS_TOGETHER // n))
+    for start in range(0, splits, TOGETHER):
+        end = start + TOGETHER
+        for first in range(start, min(end, splits), size):
+            yield range(first, min(first + size, end))
 
 
 @dataclass(frozen=True)

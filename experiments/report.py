@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
-from . import calibration_report, energy, paper_report
+from . import calibration_report, energy, paper_report, parameters
+from .errors import Unusable
+from .reproduce import RESULTS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    argparse.ArgumentParser(prog="python -m experiments report", description=__doc__).parse_args(arguments)
-    calibration_report.write()
-    paper_report.write()
-    energy.write()
+    parser = argparse.ArgumentParser(prog="python -m experiments report", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="DIR",
+        help="folder of methods.csv, score.csv, energy.csv, parameters.csv and calibration.csv, as far as they are "
+        "there; the tables are written beside them",
+    )
+    folder = parser.parse_args(arguments).results
+    written = [
+        calibration_report.write(folder),
+        paper_report.write(folder),
+        energy.write(folder / "energy.csv"),
+        parameters.write(folder / "parameters.csv"),
+    ]
+    if not any(written):
+        raise Unusable(f"{folder} holds no results: no rows in methods.csv, score.csv, energy.csv … (see --help)")

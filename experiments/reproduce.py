@@ -33,7 +33,9 @@ from deltaband.baselines import DeepEnsemble, MCDropout
 from deltaband.covariance import Engine
 
 from . import data
-from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, standardised
+from .arguments import SPLITS_HELP, positive
+from .progress import SECONDS, beside, seldom
+from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, groups, standardised
 from .rows import Rows
 from .training import Report
 
@@ -41,6 +43,7 @@ LEVEL = 0.95
 RANKS = {"wine-red": 200, "boston": 300, "year": 1000}  # and 500 for the others
 NOISE_STDS = (0.5, 0.25, 0.1)
 PASSES, PASSES_OF_THE_SEARCH = 10_000, 200
+KEY = ("data", "split", "method")  # of a row of results
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = Path(__file__).parent / "networks"
 
@@ -189,11 +192,6 @@ def row(protocol: Protocol, i: int, method: str, answer: Answer) -> dict[str, ob
     }
 
 
-def splits_at_once(n: int) -> int:
-    """Small networks are trained together; of large data sets fewer, so that rows come out before the end."""
-    return max(1, min(20, 200_000 // n))
-
-
 Message = tuple[str, Any]  # ("row", its cells), ("status", text), ("missing", text) or ("malformed", text)
 
 
@@ -208,12 +206,10 @@ def messages(name: str, options: argparse.Namespace, done: set[Any], report: Rep
     except data.Malformed as error:
         yield "malformed", str(error)
         return
-    every = splits_at_once(len(y))
-    for first in range(0, options.splits, every):
-        splits = range(first, min(first + every, options.splits))
+    for splits in groups(len(y), options.splits):
         protocol = Protocol(name, X, y, splits, options.networks, report)
         for method, (i, split) in itertools.product(options.methods, enumerate(splits)):
-            if (name, split, method) not in done:
+            if split < options.splits and (name, split, method) not in done:
                 yield "row", row(protocol, i, method, METHODS[method](protocol, i))
 
 
@@ -243,15 +239,12 @@ def in_processes(names: Sequence[str], options: argparse.Namespace, done: set[An
 def work(name: str, options: argparse.Namespace, done: set[Any], queue: Any) -> None:
     """A process of its own, on its share of the cores; it ends with the one that started it."""
     parent = multiprocessing.parent_process()
-    said = 0.0
+    say = seldom(lambda text: queue.put(("status", text)))
 
     def report(text: str) -> None:
-        nonlocal said
         if parent is not None and not parent.is_alive():
             sys.exit("the run was killed")
-        if time.monotonic() > said + 1.0:
-            said = time.monotonic()
-            queue.put(("status", text))
+        say(text)
 
     cores = max(1, (os.cpu_count() or 1) // options.workers)
     torch.set_num_threads(cores)
@@ -266,9 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES, metavar="NAME")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
-    parser.add_argument("--splits", type=int, default=20, metavar="N")
+    parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
     parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="data sets at once, in processes of their own"
+        "--workers", type=positive, default=1, metavar="N", help="data sets at once, in processes of their own"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "methods.csv", metavar="FILE")
     parser.add_argument(
@@ -276,22 +269,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     data.folder(options.data)  # whatever is wrong with it is said now
-    rows = Rows(options.out, key=("data", "split", "method"))
+    rows = Rows(options.out, KEY)
     done = rows.done()
     wanted = set(itertools.product(options.datasets, range(options.splits), options.methods))
     names = [name for name in dict.fromkeys(options.datasets) if any(key[0] == name for key in wanted - done)]
     malformed = False
-    with tqdm(total=len(wanted), initial=len(wanted & done), unit="row") as bar:
+    with tqdm(total=len(wanted), initial=len(wanted & done), unit="row", mininterval=SECONDS) as bar:
+        say = beside(bar)
         if options.workers > 1:
             told = in_processes(names, options, done)
         else:
-            told = itertools.chain.from_iterable(messages(name, options, done, bar.set_postfix_str) for name in names)
+            told = itertools.chain.from_iterable(messages(name, options, done, say) for name in names)
         for kind, content in told:
             if kind == "row":
                 rows.append([content])
                 bar.update()
             elif kind == "status":
-                bar.set_postfix_str(content)
+                say(content)
             else:
                 malformed |= kind == "malformed"
                 bar.write(f"{kind}: {content}", file=sys.stderr)

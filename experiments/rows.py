@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from .errors import Unusable
+
 Key = tuple[str | int, ...]
 
 
@@ -32,9 +34,18 @@ class Rows:
         return {self._key_of(_fields(header), _fields(line)) for line in lines}
 
     def read(self) -> pd.DataFrame:
-        """The rows of the finished cells."""
+        """The rows of the finished cells; none, with the columns of the key, where there is no file."""
         lines = self._sound()
-        return pd.read_csv(io.StringIO("\n".join(lines))) if lines else pd.DataFrame(columns=list(self.key))
+        if not lines:
+            return pd.DataFrame(columns=list(self.key))
+        table = pd.read_csv(io.StringIO("\n".join(lines)))
+        for name in table.select_dtypes(exclude="number"):
+            numbers = pd.to_numeric(table[name], errors="coerce").notna()
+            words = table[name].notna() & ~numbers
+            if 0 < words.sum() <= numbers.sum():
+                i = int(words.argmax())
+                raise Unusable(f"{self.path}, line {i + 2}: a number expected for {name}, got {table[name][i]!r}")
+        return table
 
     def append(self, rows: Sequence[dict[str, object]]) -> None:
         """Add one finished cell: all its rows, with the columns of the rows that are there."""
@@ -44,7 +55,7 @@ class Rows:
         columns = _fields(lines[0]) if lines else list(rows[0])
         for row in rows:
             if list(row) != columns:
-                raise ValueError(f"{self.path} has the columns {', '.join(columns)}; the row has {', '.join(row)}")
+                raise Unusable(f"{self.path} has the columns {', '.join(columns)}; the row has {', '.join(row)}")
         keys = {tuple(row[name] for name in self.key) for row in rows}
         if len(keys) != 1:
             raise ValueError(f"a cell is the rows of one key, got {sorted(map(str, keys))}")
@@ -68,22 +79,28 @@ class Rows:
         *whole, torn = self.path.read_bytes().split(b"\n")
         if not whole:
             return []
-        lines = [line.decode() for line in whole]
+        lines = [self._decoded(line, number) for number, line in enumerate(whole, start=1)]
         rest = torn.decode(errors="replace")
         header = _fields(lines[0])
         if absent := [name for name in self.key if name not in header]:
-            raise ValueError(f"{self.path} has no column {', '.join(absent)}; its header is {lines[0]!r}")
+            raise Unusable(f"{self.path} has no column {', '.join(absent)}; its header is {lines[0]!r}")
         if not rest and len(lines) > 1 and len(_fields(lines[-1])) != len(header):
             rest = lines.pop()
         for number, line in enumerate(lines, start=1):
-            if len(_fields(line)) != len(header):
-                raise ValueError(f"{self.path}, line {number}: {len(header)} fields expected, got {line!r}")
+            if len(_fields(line)) != len(header) or line.count('"') % 2:
+                raise Unusable(f"{self.path}, line {number}: {len(header)} fields expected, got {line!r}")
         if rest and len(lines) > 1:
             last = self._key_of(header, _fields(lines[-1]))
             if self._may_belong(header, _fields(rest), _fields(lines[-1])):
                 while len(lines) > 1 and self._key_of(header, _fields(lines[-1])) == last:
                     lines.pop()
         return lines
+
+    def _decoded(self, line: bytes, number: int) -> str:
+        try:
+            return line.decode()
+        except UnicodeDecodeError:
+            raise Unusable(f"{self.path}, line {number}: text expected, got {line!r}") from None
 
     def _key_of(self, header: list[str], fields: list[str]) -> Key:
         return tuple(_value(fields[header.index(name)]) for name in self.key)

@@ -27,13 +27,16 @@ from deltaband.covariance.directions import importance, magnitude
 from deltaband.gradients import Network
 
 from . import data
-from .protocol import Protocol, Samples
-from .reproduce import LEVEL, NETWORKS, RESULTS, splits_at_once
+from .errors import Unusable
+from .progress import SECONDS, beside
+from .protocol import Protocol, Samples, groups
+from .reproduce import LEVEL, NETWORKS, RESULTS
 from .rows import Rows
 
 RANKS = (50, 100, 200, 300, 500, 1000)
 METHODS = ("directions", "robust", "truncation", "top by score")
 ROWS_AT_ONCE = 2048
+KEY = ("data",)  # of the rows of results
 
 
 class Spectral(NamedTuple):
@@ -58,7 +61,7 @@ def gradients(network: nn.Module, x: np.ndarray) -> Iterator[tuple[np.ndarray, n
     twin = Network(network)
     for part in torch.from_numpy(x).split(ROWS_AT_ONCE):
         outputs, batch = twin.gradients(part)
-        yield outputs.double().numpy(), batch.rows().double().numpy()
+        yield outputs[:, 0].double().numpy(), batch.rows().double().numpy()
 
 
 def diagonalise(network: nn.Module, train: Samples, test: Samples, weight_decay: float) -> Spectral:
@@ -137,13 +140,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--networks", type=Path, default=NETWORKS, help="where trained networks are kept")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
-    rows = Rows(options.out, key=("data",))
+    rows = Rows(options.out, KEY)
     folder = data.folder(options.data)
     available = data.Available([name for name in options.datasets if (name,) not in rows.done()], folder)
-    with tqdm(available, unit="data set") as bar:
+    with tqdm(available, unit="data set", mininterval=SECONDS) as bar:
+        say = beside(bar)
         for name, X, y in bar:
-            protocol = Protocol(name, X, y, range(splits_at_once(len(y))), options.networks, bar.set_postfix_str)
+            protocol = Protocol(name, X, y, next(groups(len(y), 1)), options.networks, say)
             rows.append(list(study(name, protocol)))
-    plot(rows.read(), options.out.with_suffix(".png"))
+    table = rows.read()
+    if table.empty:
+        raise Unusable(f"nothing to draw: none of the data sets can be used, and {options.out} has no rows")
+    plot(table, options.out.with_suffix(".png"))
     if available.malformed:
         raise SystemExit(1)

@@ -334,3 +334,38 @@ def left_out(e: np.ndarray, n_rows: int, damping: float) -> tuple[float, float]:
     one_minus_h = np.concatenate([damping / (e + damping), np.ones(n_rows - len(e))])
     rho, free = sum(e) / n_rows, np.mean(one_minus_h)
     return (np.mean(one_minus_h**2) / free**2 - 1) / rho, (1 / free - 1) / rho
+
+
+def class_gradients(model: nn.Module, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of one row x: π (C,), ∂z/∂w (C, p), the log-odds s (C,) of each class against the rest, and ∂s/∂w (C, p). One
+    logit is the second of two, the first being 0."""
+    parameters = [w for w in model.parameters() if w.requires_grad]
+    z = model(x[None]).reshape(-1)
+    if len(z) == 1:
+        z = torch.cat([0 * z, z])
+    s = [z[c] - torch.logsumexp(torch.cat([z[:c], z[c + 1 :]]), dim=0) for c in range(len(z))]
+
+    def rows(values) -> np.ndarray:
+        gradients = [torch.autograd.grad(value, parameters, retain_graph=True) for value in values]
+        return np.array([torch.cat([part.reshape(-1) for part in each]).double().numpy() for each in gradients])
+
+    return z.softmax(dim=0).detach().double().numpy(), rows(z), np.array([value.item() for value in s]), rows(s)
+
+
+def fisher(model: nn.Module, X: torch.Tensor, of_class: int | None = None) -> np.ndarray:
+    """Σᵢ Jᵢᵀ(diag π − ππᵀ)Jᵢ, or of one class against the rest Σᵢ π_c(1 − π_c)∇s_c∇s_cᵀ."""
+    total = 0.0
+    for x in X:
+        p, J, _, S = class_gradients(model, x)
+        if of_class is None:
+            total = total + J.T @ (np.diag(p) - np.outer(p, p)) @ J
+        else:
+            total = total + p[of_class] * (1 - p[of_class]) * np.outer(S[of_class], S[of_class])
+    return total
+
+
+def fisher_answers(F: np.ndarray, damping: float, g: np.ndarray) -> tuple[float, float, float]:
+    """q, h and p*."""
+    inverse = np.linalg.inv(F + damping * np.eye(len(F)))
+    H = inverse @ F
+    return g @ inverse @ F @ inverse @ g, g @ inverse @ g, np.trace(2 * H - H @ H)

@@ -1,5 +1,7 @@
 """`error_report`: what an approximation costs, estimated without the exact fit."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,8 @@ from deltaband import (
     error,
 )
 from deltaband.covariance import Problem
+from deltaband.inputs import Inputs
+from deltaband.trace import Sample
 
 ENGINES = [Nystrom(12), RandomProjection(60), RobustFrequentDirections(5), ImportantDirections(20)]
 
@@ -61,7 +65,8 @@ def test_on_all_rows_the_estimate_is_the_error_itself(setting):
     model, X, y, new = setting
     engine = RobustFrequentDirections(5, tail="none")
     band = PredictionIntervals(model, weight_decay=1e-3, covariance=engine).fit(X, y)
-    object.__setattr__(band._fits[0], "sample", X)  # in their order, which a sketch depends on
+    in_order = Sample((Inputs.of(X),), (np.arange(len(X)),))  # which a sketch depends on
+    object.__setattr__(band._fits[0], "sample", in_order)
     assert band.error_report(new).width == pytest.approx(truth(model, X, y, new, engine), rel=1e-6)
 
 
@@ -164,3 +169,67 @@ def test_a_sample_is_as_large_as_its_gradients_and_inputs_allow(factor_bytes, in
     small = Problem(10**6, 10**6, 4, 100, 100)
     assert error.affordable(Nystrom(10), small, memory=16.4e6) == pytest.approx(1000, rel=0.05)
     assert error.affordable(Nystrom(600), small, memory=16.4e6) == 0  # 11.6 MB, and half as much once more
+
+
+def test_a_projection_that_lambda_is_out_of_reach_of_is_found_out_however_small_the_sample(setting):
+    model, X, y, new = setting
+    with pytest.warns(DeltabandWarning, match=r"out of reach of RandomProjection\(dim=8\)"):
+        band = PredictionIntervals(model, damping=0.01, covariance=RandomProjection(8)).fit(X, y)
+    exact = PredictionIntervals(model, damping=0.01, covariance=Exact()).fit(X, y)
+    assert band.effective_parameters_ < 0.5 * exact.effective_parameters_
+    assert band.error_report(new).width == np.inf
+    assert "unknown amount" in str(band.error_report(new))
+
+
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+@pytest.mark.parametrize("sample", [64, 150, 300])
+def test_a_small_sample_does_not_make_an_engine_look_better_than_it_is(setting, sample):
+    model, X, y, new = setting
+    engine = RobustFrequentDirections(8, tail="none")
+    band = PredictionIntervals(model, weight_decay=1e-3, covariance=engine).fit(X, y)
+    assert band.error_report(new, sample=sample).width > 0.7 * truth(model, X, y, new, engine)
+
+
+@pytest.mark.parametrize("engine", [RobustFrequentDirections(4), ImportantDirections(4), Nystrom(100), Nystrom(500)])
+def test_directions_that_rounding_hides_are_not_called_exact(engine):
+    torch.manual_seed(0)
+    X = torch.randn(500, 3)
+    X[:, 0] *= 1e7
+    y = X[:, 0] * 1e-7 + X[:, 1] + 0.1 * torch.randn(500)
+    model = torch.nn.Linear(3, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeltabandWarning)
+        band = PredictionIntervals(model, damping=1.0, covariance=engine).fit(X, y)
+    q = PredictionIntervals(model, damping=1.0, covariance=Exact()).fit(X, y).variance(X[:50])
+    assert not torch.allclose(band.variance(X[:50]), q, rtol=0.5)
+    assert band.error_bound_ > 1.0
+    assert band.error_report().width > 0.002
+
+
+class Pooled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(40, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.table(x)).sum(dim=1))
+
+
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+def test_rows_of_every_shape_are_in_the_sample():
+    torch.manual_seed(0)
+    short, long = torch.randint(0, 20, (100, 1)), torch.randint(20, 40, (500, 12))
+    batches = [(short[i : i + 50], torch.randn(50)) for i in range(0, 100, 50)]
+    batches += [(long[i : i + 50], torch.randn(50)) for i in range(0, 500, 50)]
+    band = PredictionIntervals(Pooled(), damping=1.0, covariance=ImportantDirections(10)).fit(batches)
+    assert {len(piece) for piece in band._fits[0].sample.pieces} == {100, 500}
+    exact = PredictionIntervals(band.model, damping=1.0, covariance=Exact()).fit(batches)
+    real = float((band.predict(long).width / exact.predict(long).width - 1).abs().mean())
+    assert real > 0.02
+    assert real / 3 < band.error_report(long[:100]).width < 3 * real
+
+
+def test_squares_that_are_too_large_for_numbers_are_refused(setting):
+    model, X, y, _ = setting
+    with pytest.raises(ValueError, match="scale the targets"):
+        PredictionIntervals(model, damping=1.0).fit(X, 1e160 * y.double())

@@ -3,10 +3,8 @@ import hashlib
 import json
 import math
 import socket
-from collections import Counter
 from dataclasses import replace
 from http.client import IncompleteRead
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.error import URLError
 
@@ -14,25 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn.datasets
+from made_data import catalogue, write
 
-from experiments import calibration, data
-from experiments.rows import Rows
+from experiments import data
 
 TABLE = np.array([[1.5, -2.0, 10.0], [2.5, 0.0, 20.0], [3.5, 4.0, 30.0], [0.25, 4.0, 40.0]])
 X, Y = TABLE[:, :-1], TABLE[:, -1]
 TEXT = "a,b,target\n1.5,-2,10\n2.5,0,20\n3.5,4,30\n0.25,4,40\n"
 TINY = data.DataSet("tiny", 4, 2, 7, data.checksum(X, Y), "UCI 99")
-
-
-def write(folder: Path, text: str | bytes, name: str = "tiny") -> Path:
-    path = folder / f"{name}.csv.gz"
-    path.write_bytes(gzip.compress(text.encode() if isinstance(text, str) else text))
-    return path
-
-
-def catalogue(monkeypatch: pytest.MonkeyPatch, *entries: data.DataSet) -> None:
-    monkeypatch.setattr(data, "CATALOGUE", {entry.name: entry for entry in entries})
-    monkeypatch.setattr(data, "NAMES", tuple(entry.name for entry in entries))
 
 
 @pytest.fixture(autouse=True)
@@ -352,170 +339,3 @@ def test_what_is_missing_or_malformed_is_reported_and_the_rest_goes_on(tmp_path,
     assert available.malformed == ["broken"]
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" ")[:2] for line in lines] == [["missing:", "absent:"], ["malformed:", "broken"]]
-
-
-# rows of results
-
-CELLS = [
-    [{"data": name, "split": split, "method": method, "score": score} for method, score in (("a,b", 0.5), ("c", 1 / 3))]
-    for name, split in (("yacht", 0), ("yacht", 1), ("yacht", 10))
-]
-KEYS = [("yacht", 0), ("yacht", 1), ("yacht", 10)]
-
-
-@pytest.fixture
-def rows(tmp_path) -> Rows:
-    rows = Rows(tmp_path / "new" / "rows.csv", key=("data", "split"))
-    for cell in CELLS:
-        rows.append(cell)
-    return rows
-
-
-def test_rows_are_read_as_they_were_appended(rows):
-    assert rows.path.read_text().startswith('data,split,method,score\nyacht,0,"a,b",0.5\nyacht,0,c,0.333333\n')
-    expected = pd.DataFrame([row for cell in CELLS for row in cell])
-    pd.testing.assert_frame_equal(rows.read(), expected.assign(score=[0.5, 0.333333] * 3))
-    assert rows.done() == set(KEYS)
-
-
-def test_a_file_that_is_not_there_holds_nothing(tmp_path):
-    rows = Rows(tmp_path / "rows.csv", key=("data", "split"))
-    assert rows.done() == set()
-    assert rows.read().empty
-    assert list(rows.read().columns) == ["data", "split"]
-    assert not rows.path.exists()
-
-
-def test_wherever_a_write_is_cut_the_torn_cell_is_written_again(rows):
-    whole = rows.path.read_bytes()
-    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]  # of the header and of two rows a cell
-    for cut in set(range(len(whole))) - set(ends[1::2]):  # one write is not cut between two of its rows
-        rows.path.write_bytes(whole[:cut])
-        finished = KEYS[: sum(cut >= end for end in ends[2::2])]
-        done, torn = rows.done(), whole[:cut].rsplit(b"\n", 1)[-1]
-        if torn and torn.count(b",") < 2:  # its key is torn too: the cell before it may be done again
-            assert done in (set(finished), set(finished[:-1]))
-        else:
-            assert done == set(finished)
-        assert {(row.data, row.split) for row in rows.read().itertuples()} == done
-        for key, cell in zip(KEYS, CELLS, strict=True):
-            if key not in done:
-                rows.append(cell)
-        assert rows.path.read_bytes() == whole, cut
-
-
-def test_a_last_row_with_too_few_fields_is_torn(rows):
-    whole = rows.path.read_text()
-    rows.path.write_text(whole.replace("yacht,10,c,0.333333\n", "yacht,10,c\n"))
-    assert rows.done() == set(KEYS[:2])
-    rows.append(CELLS[2])
-    assert rows.path.read_text() == whole
-
-
-def test_a_torn_row_elsewhere_is_an_error_that_names_the_line(rows):
-    rows.path.write_text(rows.path.read_text().replace("yacht,0,c,0.333333", "yacht,0,c"))
-    with pytest.raises(ValueError, match=r"rows\.csv, line 3: 4 fields expected, got 'yacht,0,c'"):
-        rows.done()
-
-
-def test_other_columns_than_those_of_the_file_are_refused(rows):
-    whole = rows.path.read_bytes()
-    row = {"data": "boston", "split": 0, "method": "a", "width": 1.0}
-    with pytest.raises(ValueError, match=r"has the columns data, split, method, score; the row has .*width"):
-        rows.append([row])
-    with pytest.raises(ValueError, match="has no column setting; its header is 'data,split,method,score'"):
-        Rows(rows.path, key=("data", "setting")).done()
-    assert rows.path.read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    ("cell", "message"),
-    [
-        (CELLS[0], r"has the cell \('yacht', 0\) already"),
-        ([{**CELLS[0][0], "split": 5}, {**CELLS[0][0], "split": 6}], "a cell is the rows of one key"),
-        ([{**CELLS[0][0], "split": 0.1}], "words and whole numbers"),
-        ([{**CELLS[0][0], "split": "5"}], "words and whole numbers"),
-        ([], "at least one row"),
-    ],
-    ids=["twice", "two-keys", "fraction", "number-as-word", "empty"],
-)
-def test_a_cell_that_would_not_be_found_again_is_refused(rows, cell, message):
-    whole = rows.path.read_bytes()
-    with pytest.raises(ValueError, match=message):
-        rows.append(cell)
-    assert rows.path.read_bytes() == whole
-
-
-# the calibration experiment
-
-
-@pytest.fixture
-def experiment(tmp_path, monkeypatch):
-    """Runs calibration on two small data sets into the file of this name; returns the cells that it computed."""
-    rng = np.random.default_rng(0)
-    entries = []
-    for name in ("first", "second"):
-        features = rng.standard_normal((160, 2)).round(3)
-        target = (features.sum(axis=1) + 0.3 * rng.standard_normal(160)).round(3)
-        table = pd.DataFrame({"a": features[:, 0], "b": features[:, 1], "target": target})
-        write(tmp_path, table.to_csv(index=False), name)
-        entries.append(data.DataSet(name, 160, 2, None, data.checksum(features, target), "nowhere"))
-    catalogue(monkeypatch, *entries)
-    monkeypatch.setattr(calibration, "STEPS", 10)
-    run = calibration.run
-
-    def main(out: str, stop_after: int | None = None) -> Counter:
-        computed = Counter()
-
-        def counted(name, features, target, setting, split):
-            if len(computed) == stop_after:
-                raise KeyboardInterrupt
-            computed[name, setting, split] += 1
-            return run(name, features, target, setting, split)
-
-        monkeypatch.setattr(calibration, "run", counted)
-        arguments = ["--data", str(tmp_path), "--settings", "adam 1e-2", "adamw 1e-2", "--splits", "2"]
-        try:
-            calibration.main([*arguments, "--out", str(tmp_path / out)])
-        except KeyboardInterrupt:
-            assert stop_after is not None
-        return computed
-
-    return main
-
-
-def test_an_interrupted_calibration_run_goes_on_where_it_stopped(experiment, tmp_path):
-    everything = experiment("whole.csv")
-    whole = (tmp_path / "whole.csv").read_bytes()
-    assert len(everything) == 8
-
-    before = experiment("parts.csv", stop_after=2)
-    after = experiment("parts.csv")
-    assert len(before) == 2
-    assert before + after == everything  # nothing twice
-    assert (tmp_path / "parts.csv").read_bytes() == whole
-
-    table = pd.read_csv(tmp_path / "parts.csv")
-    cells = table.groupby(["data", "setting", "split"]).method.agg(list)
-    assert len(cells) == 8
-    assert all(sorted(methods) == ["boosted", "constant", "formula", "ours"] for methods in cells)
-    assert experiment("parts.csv") == Counter()
-
-    (tmp_path / "parts.csv").write_bytes(whole[:-25])  # killed while writing
-    assert list(experiment("parts.csv")) == [("second", "adamw 1e-2", 1)]
-    assert (tmp_path / "parts.csv").read_bytes() == whole
-
-
-def test_calibration_goes_on_without_what_is_missing(experiment, tmp_path, capsys):
-    (tmp_path / "first.csv.gz").unlink()
-    assert {name for name, *_ in experiment("rows.csv")} == {"second"}
-    assert capsys.readouterr().err.startswith("missing: first: there is no ")
-
-
-def test_calibration_goes_on_without_what_is_malformed_and_fails_at_the_end(experiment, tmp_path, capsys):
-    write(tmp_path, TEXT, "first")
-    with pytest.raises(SystemExit) as caught:
-        experiment("rows.csv")
-    assert caught.value.code == 1
-    assert set(pd.read_csv(tmp_path / "rows.csv").data) == {"second"}
-    assert capsys.readouterr().err.startswith("malformed: first ")

@@ -51,7 +51,7 @@ def test_a_conversion_leaves_the_random_numbers_of_torch_alone():
 def gradient(estimator, X, y, damping):
     """Of SSE + λ‖W‖², the biases not penalised, and of SSE alone."""
     module = mlp.to_torch(estimator)
-    sse = (torch.from_numpy(y) - module(torch.from_numpy(X))[:, 0]).square().sum()
+    sse = (torch.from_numpy(y).reshape(len(y), -1) - module(torch.from_numpy(X))).square().sum()
     penalty = sum(w.square().sum() for name, w in module.named_parameters() if name.endswith("weight"))
     gradients = [torch.autograd.grad(f, module.parameters(), retain_graph=True) for f in (sse + damping * penalty, sse)]
     return [float(torch.cat([g.reshape(-1) for g in gs]).norm()) for gs in gradients]
@@ -67,10 +67,13 @@ LONG = {"learning_rate_init": 0.01, "max_iter": 2000, "n_iter_no_change": 2000, 
         {"tol": 1e-12},
         {"tol": 1e-12, "activation": "logistic", "hidden_layer_sizes": (5, 4)},
         {"solver": "adam", "hidden_layer_sizes": (), **LONG},  # all rows are one batch
+        {"solver": "adam", "hidden_layer_sizes": (), "outputs": 3, **LONG},
     ],
 )
 def test_lambda_is_that_of_the_objective_whose_gradient_vanishes_where_the_training_ends(settings):
     X, y = data(60)
+    settings = dict(settings)
+    y = np.column_stack([y, np.cos(y), X[:, 0]]) if settings.pop("outputs", 1) == 3 else y
     estimator = network(alpha=0.3, **settings).fit(X, y)
     damping = mlp.damping(estimator, len(X))
     assert damping == pytest.approx(0.3)
@@ -108,3 +111,13 @@ def test_lambda_follows_from_alpha_solver_and_batch_size():
     assert damping(1000, early_stopping=True, solver="lbfgs") == 0.2  # which does not stop early
     assert mlp.damping(MLPRegressor(alpha=0), 100) is None
     assert damping(1000, loss="poisson") is None
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_lbfgs_with_several_outputs_has_no_lambda():
+    X, y = data(60)
+    Y = np.column_stack([y, np.cos(y), X[:, 0]])
+    estimator = network(alpha=0.3, tol=1e-12).fit(X, Y)
+    assert mlp.damping(estimator, 60) is None
+    for damping in (0.3, 0.9):  # of the sum of the losses, and of their mean
+        assert gradient(estimator, X, Y, damping)[0] > 0.05 * gradient(estimator, X, Y, damping)[1]

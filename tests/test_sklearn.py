@@ -296,13 +296,40 @@ def test_wrong_settings_are_said_before_the_training(settings, error, message):
         IntervalRegressor(network(solver="no training comes that far"), **settings).fit(*data())
 
 
-def test_several_outputs_are_refused():
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("target", [lambda regressor: regressor, scaled_target, log_target])
+def test_several_outputs_have_an_interval_each(target):
     X, y = data()
-    Y = np.column_stack([y, y])
-    with pytest.raises(ValueError, match="several outputs"):
-        IntervalRegressor(network()).fit(X, Y)
-    with pytest.raises(ValueError, match="several outputs"):
-        IntervalRegressor(FrozenEstimator(network().fit(X, Y))).fit(X, y)
+    Y = np.column_stack([y, 10 * np.exp(X[:, 1]) + 0.1 * y])
+    with pytest.raises(ValueError, match="λ is not known"):  # lbfgs minimises neither the mean nor the sum
+        IntervalRegressor(target(network())).fit(X, Y).predict_interval(X)
+    regressor = IntervalRegressor(target(network()), damping=0.1).fit(X, Y)
+    one = regressor.predict_interval(X[:5], level=0.9)
+    several = regressor.predict_interval(X[:5], level=[0.5, 0.9])
+    assert one.mean.shape == one.lower.shape == (5, 2)
+    assert several.lower.shape == (5, 2, 2)
+    np.testing.assert_allclose(several.upper[:, :, 1], one.upper)
+    np.testing.assert_allclose(one.mean, regressor.estimator_.predict(X[:5]))
+    band = regressor.band_.predict(X[:5], level=0.9)
+    transformer = getattr(regressor.estimator_, "transformer_", None)
+    expected = band.upper if transformer is None else transformer.inverse_transform(band.upper)
+    np.testing.assert_allclose(one.upper, expected)
+    if target is not log_target:
+        _, std = regressor.predict(X[:5], return_std=True)
+        assert std.shape == (5, 2)
+        assert (np.ptp(std / one.width, axis=0) < 1e-6).all()  # t is that of the output
+    calibrated = IntervalRegressor(target(network()), calibration=0.3, random_state=0).fit(X, Y)
+    assert calibrated.predict_interval(X).width.shape == Y.shape
+    inside = (calibrated.predict_interval(X).lower <= Y) & (calibrated.predict_interval(X).upper >= Y)
+    assert (inside.mean(axis=0) > 0.9).all()
+
+
+def test_targets_of_other_shapes_than_the_outputs_are_refused():
+    X, y = data()
+    with pytest.raises(ValueError, match="returns 2 outputs a row, and the targets have 1 columns"):
+        IntervalRegressor(FrozenEstimator(network().fit(X, np.column_stack([y, y])))).fit(X, y)
+    with pytest.raises(ValueError, match="y must have shape"):
+        IntervalRegressor(network()).fit(X, y.reshape(-1, 1, 1))
 
 
 def test_sparse_rows_are_refused_where_they_reach_the_network():

@@ -1,6 +1,7 @@
 """Prediction intervals for neural networks that are already trained."""
 
 from .band import NotFittedError
+from .classification import ClassificationIntervals
 from .covariance import (
     Exact,
     FrequentDirections,
@@ -10,12 +11,14 @@ from .covariance import (
     RobustFrequentDirections,
 )
 from .intervals import PredictionIntervals
-from .result import Intervals
+from .result import ClassIntervals, Intervals
 from .warning import DeltabandWarning
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "ClassIntervals",
+    "ClassificationIntervals",
     "DeltabandWarning",
     "Exact",
     "FrequentDirections",

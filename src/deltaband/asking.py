@@ -12,6 +12,7 @@ from .arrays import check_finite
 from .batch import GradientBatch
 from .gradients import Network
 from .inputs import Inputs
+from .trace import Sample
 from .twin import plain_autograd
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
@@ -49,6 +50,13 @@ def ask(
         ordered.append(flat[start : start + b * m].reshape(m, b, *flat.shape[1:]).swapaxes(0, 1))
         start += b * m
     return torch.cat(outputs).cpu().double().numpy(), np.concatenate(ordered)
+
+
+def ask_sample(
+    network: Network, sample: Sample, question: Callable[[GradientBatch], np.ndarray], rows_at_once: int = 0
+) -> np.ndarray:
+    """The answers for the rows of a sample, (n, m, …), piece by piece."""
+    return np.concatenate([ask(network, x, question, rows_at_once)[1] for x in sample.pieces])
 
 
 def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple[Tensor, GradientBatch]]:

@@ -40,6 +40,8 @@ class Band:
     """A network, which of its parameters count, and the covariances fitted to its training rows: one for all outputs,
     or with `gram="own"` one for each."""
 
+    _noise = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
+
     def __init__(
         self,
         model: nn.Module,
@@ -116,7 +118,7 @@ class Band:
             )
         network = self._network(self._fitted_head(fit.outputs))
         self._check_weights(network, fit)
-        return error.report(network, fit, X, sample or error.MOST_ROWS)
+        return error.report(network, fit, X, sample or error.MOST_ROWS, self._noise)
 
     def spectrum(self, output: int = 0) -> Spectrum:
         """The singular values of J that the engine recovered, and the matching eigenvalues of Σ⁻¹.
@@ -174,16 +176,20 @@ class Band:
         """The function of these outputs whose gradients make J."""
         raise NotImplementedError
 
+    def _check_targets(self, y: Tensor, targets: Tensor) -> None:
+        """Say what is wrong with the targets of the first rows, whose network returns y (b, M)."""
+        raise NotImplementedError
+
     def _squares(self, outputs: tuple[int, ...], y: Tensor, targets: Tensor, n_returned: int) -> Tensor:
-        """Squared residuals (b, m) of the fitted head's values; raises where the targets are not what they should
-        be."""
+        """Squared residuals (b, m), y being the values of the fitted head."""
         raise NotImplementedError
 
     def _look(self, batches: Batches) -> tuple[list[tuple[int, ...]], Batches]:
         """What each fit will be to, and the data as if nothing had been read."""
-        x, _, batches = batches.peek()
+        x, y, batches = batches.peek()
         network = self._network()
-        network.check(x)
+        outputs = network.outputs(x).cpu().double()
+        self._check_targets(outputs, y)
         return self._groups(network.n_returned), batches
 
     def _memory_each(self, n_fits: int) -> float | None:
@@ -192,7 +198,10 @@ class Band:
         total = self.memory if self.memory is not None else free_memory() * (0.5 if self._engine is None else 1.0)
         return total / n_fits
 
-    def _fit_to(self, data: Any, y: Any, n_rows: int | None, progress: bool) -> tuple[Fit, ...]:
+    def _fit_to(
+        self, data: Any, y: Any, n_rows: int | None, progress: bool, squares: Callable[..., Tensor] | None = None
+    ) -> tuple[Fit, ...]:
+        """A fit for each of `_groups`. `squares` stands in for `_squares`, for who wants to see more than a sum."""
         batches = self._read(data, y, n_rows)
         if self._engine is not None:
             fitting.check(self._engine, batches, self._damping)
@@ -207,7 +216,14 @@ class Band:
         for outputs in groups:
             network = self._network(self._fitted_head(outputs))
             fit = fitting.fit(
-                network, batches, self._engine, self._damping, memory, progress, partial(self._squares, outputs)
+                network,
+                batches,
+                self._engine,
+                self._damping,
+                memory,
+                progress,
+                partial(squares or self._squares, outputs),
+                self._noise,
             )
             fits.append(replace(fit, outputs=outputs))
         return tuple(fits)

@@ -29,7 +29,7 @@ from .data import targets as read_targets
 from .gradients import Network
 from .inputs import Inputs
 from .result import Intervals, like, parse_levels
-from .twin import plain_autograd
+from .twin import plain_autograd, twin, unwrapped
 
 # Dropout draws from torch's global generators: whoever seeds them must be alone.
 _RANDOM_NUMBERS = threading.RLock()
@@ -88,9 +88,9 @@ class MCDropout(_Gaussian):
     def __init__(self, model: nn.Module, *, noise_std: float | None = None, passes: int = 10000, seed: int = 0) -> None:
         super().__init__(noise_std)
         for name, value, least in (("passes", passes, 2), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-                raise ValueError(f"{name} must be a whole number ≥ {least}, got {value!r}")
-        _dropouts(Network(model))  # whatever is wrong with the model is said now
+            if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value < 2**63:
+                raise ValueError(f"{name} must be a whole number ≥ {least} and below 2⁶³, got {value!r}")
+        _dropouts(_network(model))  # whatever is wrong with the model is said now
         self.model, self.passes, self.seed = model, int(passes), int(seed)
 
     def fit(self, x: Any, y: Any, *, noise_stds: Sequence[float] | None = None) -> Self:
@@ -114,18 +114,18 @@ class MCDropout(_Gaussian):
         if sigma.ndim != 1 or not sigma.size or not np.all((sigma > 0) & np.isfinite(sigma)):
             raise ValueError(f"noise_stds must be positive finite numbers, got {noise_stds!r}")
         X, targets = _held_out(x, y)
-        factor = torch.from_numpy(-0.5 / sigma**2)[:, None, None]  # −τ/2
+        unit = torch.from_numpy(sigma)[:, None, None]
         logs = np.full((len(sigma), len(X)), -np.inf)
-        network = Network(self.model)
+        network = _network(self.model)
         with _seeded(self.seed, network.device):
             for rows, outputs in _passes(network, X, self.passes):
-                squares = (targets[rows] - outputs).square()  # (t, b)
-                logs[:, rows] = np.logaddexp(logs[:, rows], torch.logsumexp(factor * squares, dim=1).numpy())
+                exponents = ((targets[rows] - outputs) / unit).square_().mul_(-0.5)  # (noise_stds, t, b)
+                logs[:, rows] = np.logaddexp(logs[:, rows], torch.logsumexp(exponents, dim=1).numpy())
         constants = math.log(self.passes) + 0.5 * math.log(2 * math.pi)
         return logs.mean(axis=1) - np.log(sigma) - constants
 
     def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
-        network = Network(self.model)
+        network = _network(self.model)
         count, mean, squares = np.zeros((3, len(X)))
         with _seeded(self.seed, network.device):
             for rows, outputs in _passes(network, X, self.passes):
@@ -176,7 +176,7 @@ class DeepEnsemble(_Gaussian):
         outputs, dtype = np.zeros((len(self.models), len(X))), torch.float32
         for i, model in enumerate(self.models):
             try:
-                network = Network(model)
+                network = _network(model)
                 dtype = torch.promote_types(dtype, network.dtype)
                 if len(X):
                     y = network.outputs(X).cpu().double()
@@ -187,6 +187,16 @@ class DeepEnsemble(_Gaussian):
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"models[{i}]: {error}") from error
         return outputs, dtype
+
+
+def _network(model: nn.Module) -> Network:
+    """The model as a function. No gradients are taken here, so a frozen one will do: a twin of it is thawed."""
+    model = unwrapped(model)
+    if not any(w.requires_grad for w in model.parameters()):
+        model = twin(model)
+        for w in model.parameters():
+            w.requires_grad_(w.is_floating_point())
+    return Network(model)
 
 
 def _dropouts(network: Network) -> list[_DropoutNd]:

@@ -10,6 +10,7 @@ from typing import Any
 # The factor of n·weight_decay, for coupled weight decay. The optimiser adds wd·w to the gradient of the loss, so the
 # objective is loss + wd/2·‖w‖²; λ is what stands before ‖w‖² once the loss is scaled to the sum of squares.
 FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2, "cross_entropy": 1.0}
+HUGE = 1e100  # the square of which is still a number
 BY_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
 
 
@@ -32,10 +33,14 @@ class Damping:
             )
         if (self.loss == "sum") != (self.batch_size is not None):
             raise ValueError("batch_size goes with loss='sum', where λ = n·weight_decay/(2·batch_size), and only there")
-        if self.batch_size is not None and not (isinstance(self.batch_size, Integral) and self.batch_size >= 1):
-            raise ValueError(f"batch_size must be a positive whole number, got {self.batch_size!r}")
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not (isinstance(size, Integral) and size >= 1)):
+            raise ValueError(f"batch_size must be a positive whole number, got {size!r}")
         for name in ("weight_decay", "damping"):
-            check_non_negative(getattr(self, name), name)
+            value = getattr(self, name)
+            check_non_negative(value, name)
+            if value and not 1 / HUGE <= value <= HUGE:
+                raise ValueError(f"{name} must be 0 or between {1 / HUGE:g} and {HUGE:g}, got {value!r}")
 
     @property
     def given(self) -> bool:
@@ -68,7 +73,7 @@ class Damping:
 def check_non_negative(value: Any, name: str) -> None:
     if value is None:
         return
-    if not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not (math.isfinite(value) and float(value) >= 0):
         raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")

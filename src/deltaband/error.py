@@ -8,19 +8,21 @@ those of all rows, and so is what an engine of a given size makes of them.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .asking import ask
+from .asking import ask_sample
 from .batch import PRODUCT_ROWS, GradientBatch
 from .covariance import Engine, Exact, Problem
 from .covariance.memory import largest
 from .gradients import Network
 from .inputs import Inputs
+from .trace import Sample
 from .twin import plain_autograd
 from .warning import DeltabandWarning
 
@@ -47,6 +49,8 @@ class ErrorReport:
     def __str__(self) -> str:
         if self.n_rows == 0:
             return "exact: there is nothing to estimate"
+        if math.isnan(self.effective_parameters):
+            return f"widths are too small by an unknown amount: λ is out of reach of {self.engine}"
         return (
             f"widths are off by {self.width:.2%} on average and {self.largest:.2%} at most, p* by "
             f"{self.effective_parameters:+.2%} ({self.engine} against Exact() on {self.n_rows:,} training rows)"
@@ -64,38 +68,48 @@ def affordable(engine: Engine, problem: Problem, memory: float) -> int:
     return rows if rows >= FEWEST_ROWS else 0
 
 
-def report(network: Network, fit: Fit, x: Inputs | None = None, n_sample: int = MOST_ROWS) -> ErrorReport:
-    """Over the rows `x`, or some training rows that the comparison leaves out.
+def report(
+    network: Network, fit: Fit, x: Inputs | None = None, n_sample: int = MOST_ROWS, noise: bool = True
+) -> ErrorReport:
+    """Over the rows `x`, or some training rows that the comparison leaves out. Widths are t·s·√(1 + q), or without
+    noise in proportion to √q.
 
-    An engine of more directions than half of the sample would be exact there: it gets half, if the sample is small
-    against the data, and the estimate then is one of a smaller engine's error.
+    On fewer rows p* is smaller, and an engine of the same size more accurate: it gets a size in proportion to p*. More
+    directions than half of the sample would be exact there: it gets half, if the sample is small against the data. So
+    the estimate is one of a smaller engine's error.
     """
     assert fit.sample is not None
+    sample = fit.sample
     if x is None:
-        asked = max(1, min(ASKED, len(fit.sample) // 4))
-        sample, x = fit.sample[:-asked], fit.sample[-asked:]
+        cut = len(sample) - max(1, min(ASKED, len(sample) // 4))
+        sample, rest = sample.between(0, cut), sample.between(cut, len(sample))
     else:
-        sample = fit.sample
+        rest = Sample((x,), (np.arange(len(x)),))
     m = fit.n_outputs
-    sample = sample[: -(-n_sample // m)]
+    sample = sample.between(0, -(-n_sample // m))
     covariance = fit.covariance
     assert covariance.damping is not None
+    if not covariance.in_reach:
+        return ErrorReport(math.inf, math.inf, math.nan, len(sample) * m, repr(fit.engine))
     from scipy.special import stdtrit
 
-    n, n_rows = len(sample) * m, fit.n_rows * m
-    engine = fit.engine.limited(n // 2 if n < n_rows / 2 else n)
+    n, n_rows, p_star = len(sample) * m, fit.n_rows * m, fit.effective_parameters
     damping = covariance.damping * n / n_rows
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeltabandWarning)
-        sketched, q_sketched = _fitted(network, fit, engine, sample, damping, x)
-        exact, q_exact = _fitted(network, fit, Exact(), sample, damping, x)
-        _, q = ask(network.again(fit.asked_layers), x, covariance.variance, fit.rows_at_once)
-    p_star = fit.effective_parameters
+        exact, q_exact = _fitted(network, fit, Exact(), sample, damping, rest)
+        share = min(1.0, exact / p_star) if n < n_rows and p_star > 0 else 1.0
+        engine = fit.engine.limited(n // 2 if n < n_rows / 2 else n, share)
+        sketched, q_sketched = _fitted(network, fit, engine, sample, damping, rest)
+        q = ask_sample(network.again(fit.asked_layers), rest, covariance.variance, fit.rows_at_once)
     true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
     # of more rows p* is larger, but not more than in proportion
     true_p_star = min(float(_corrected(p_star, sketched, exact, 1.0)), exact * n_rows / n)
     freedom, true_freedom = fit.degrees_of_freedom, fit.n_rows - true_p_star * fit.shares
-    if freedom.min() > 0:
+    if not noise:
+        some = true_q > 0  # where there is none, none is right
+        error = np.abs(np.sqrt(np.where(some, q, 1.0) / np.where(some, true_q, 1.0)) - 1)
+    elif freedom.min() > 0:
         student = stdtrit(freedom, 0.975) / stdtrit(true_freedom, 0.975)
         error = np.abs(np.sqrt((1 + q) / (1 + true_q) * true_freedom / freedom) * student - 1)
     else:  # no widths at all, where there should be
@@ -107,34 +121,38 @@ def report(network: Network, fit: Fit, x: Inputs | None = None, n_sample: int = 
 def _corrected(value: Any, sketched: Any, exact: Any, share: float) -> Any:
     """By the factor that the engine is off on the sample. Where it has lost nearly all, there is no factor, and the
     sample's exact value has to do."""
-    known = sketched > 0.01 * exact
+    known = sketched > np.maximum(0.01 * exact, np.finfo(np.float64).tiny)
     return np.where(known, value * exact / np.where(known, sketched, 1.0), exact * share)
 
 
 def _fitted(
-    network: Network, fit: Fit, engine: Engine, x: Inputs, damping: float, asked: Inputs
+    network: Network, fit: Fit, engine: Engine, rows: Sample, damping: float, asked: Sample
 ) -> tuple[float, np.ndarray]:
-    """p* of the engine fitted to the rows `x`, and its q of others."""
-    n, itemsize = len(x) * fit.n_outputs, network.dtype.itemsize
-    problem = Problem(n, network.n_parameters, itemsize, fit.layers.factor_bytes, x[:1].nbytes)
+    """p* of the engine fitted to some rows, and its q of others."""
+    n, itemsize = len(rows) * fit.n_outputs, network.dtype.itemsize
+    problem = Problem(n, network.n_parameters, itemsize, fit.layers.factor_bytes, rows.pieces[0][:1].nbytes)
     network = network.again(None if engine.wants_rows(problem) and fit.by_rows else fit.layers)
     with plain_autograd(network.device):
-        chunks = list(x.split(network.check(x)))
         sample = None
         if engine.sample_size:  # the rows are in random order
-            leading = x[: -(-engine.sample_size // fit.n_outputs)].split(len(chunks[0]))
-            sample = GradientBatch.concatenate(_gradients(network, leading)).merged().between(0, engine.sample_size)
+            leading = gradients(network, rows.between(0, -(-engine.sample_size // fit.n_outputs)))
+            sample = GradientBatch.concatenate(leading).merged().between(0, engine.sample_size)
         started = engine.start(n_rows=n, damping=damping, sample=sample)
-        several = 1 if network.layers is None else max(1, PRODUCT_ROWS // (len(chunks[0]) * fit.n_outputs))
-        for first in range(0, len(chunks), several):
-            parts = list(_gradients(network, chunks[first : first + several]))
-            for part in parts if several == 1 else [GradientBatch.concatenate(parts).merged()]:
-                started.update(part)
+        waiting: list[GradientBatch] = []
+        for batch in gradients(network, rows):
+            waiting.append(batch)
+            if network.layers is None or sum(map(len, waiting)) >= PRODUCT_ROWS:
+                started.update(GradientBatch.concatenate(waiting).merged())
+                waiting = []
+        if waiting:
+            started.update(GradientBatch.concatenate(waiting).merged())
         covariance = started.finalise(damping)
-    return covariance.effective_parameters, ask(network, asked, covariance.variance, fit.rows_at_once)[1]
+    return covariance.effective_parameters, ask_sample(network, asked, covariance.variance, fit.rows_at_once)
 
 
-def _gradients(network: Network, chunks: Iterable[Inputs]) -> Iterator[GradientBatch]:
-    for x in chunks:
-        for group in network.groups():
-            yield network.gradients(x, group)[1]
+def gradients(network: Network, rows: Sample) -> Iterator[GradientBatch]:
+    """Of the rows of a sample."""
+    for piece in rows.pieces:
+        for x in piece.split(network.check(piece)):
+            for group in network.groups():
+                yield network.gradients(x, group)[1]

@@ -12,8 +12,7 @@ from .calibration import PRIOR_RELATIVE_DAMPING, Side
 from .capture import Layers
 from .covariance import Covariance, Engine
 from .error import TOLERABLE, ErrorReport
-from .inputs import Inputs
-from .trace import SeenRows
+from .trace import Sample, SeenRows
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Fit:
     n_returned: int = 1  # how many outputs the network has, those not asked about included
     shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) of p* that each output has
     leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) of training rows; if exact
-    sample: Inputs | None = None  # inputs of training rows, in random order; none where exact
+    sample: Sample | None = None  # inputs of training rows, in random order; none where exact
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
     rows_at_once: int = 0  # to be asked together, where that saves work
 

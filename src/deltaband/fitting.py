@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import error
-from .asking import ask, checked_gradients
+from .asking import ask_sample, checked_gradients
 from .batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, Held
 from .capture import DEPENDS_ON_NOTHING
 from .covariance import Engine, Exact, Plan, Problem, plan
@@ -22,7 +22,7 @@ from .fitted import Fit
 from .gradients import Network
 from .inputs import Inputs
 from .recomputed import Recomputed
-from .trace import RowSample, RowTrace
+from .trace import RowSample, RowTrace, Sample
 from .twin import fingerprint, plain_autograd
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, in one question
@@ -34,9 +34,9 @@ Squares = Callable[[Tensor, Tensor, int], Tensor]  # outputs (b, m), targets, ou
 
 def planned(
     network: Network, batches: Batches, engine: Engine | None, damping: Damping, memory: float | None
-) -> tuple[Plan, Inputs, Tensor, Batches]:
+) -> tuple[Plan, Inputs, Batches]:
     """The plan, the first rows, and the data as if nothing had been read. The network knows its layers afterwards."""
-    x, y, batches = batches.peek()
+    x, _, batches = batches.peek()
     with plain_autograd(network.device):
         network.check(x)
         layers = network.examine(x)
@@ -56,7 +56,7 @@ def planned(
         damped=damping.given,
         twice=batches.twice,
     )
-    return plan(problem, engine, memory), x, y, batches
+    return plan(problem, engine, memory), x, batches
 
 
 def fit(
@@ -67,9 +67,9 @@ def fit(
     memory: float | None,
     progress: bool,
     squares: Squares,
+    noise: bool = True,  # whether widths are those of observations, √(1 + q), or in proportion to √q
 ) -> Fit:
-    schedule, x, y, batches = planned(network, batches, engine, damping, memory)
-    squares(network.outputs(x[:1]).cpu(), y[:1], network.n_returned)  # whatever is wrong with the targets is said now
+    schedule, x, batches = planned(network, batches, engine, damping, memory)
     option, layers = schedule.chosen, network.layers
     if option is None:
         used = "" if batches.twice else " (its first batch is read: a generator has to be made anew)"
@@ -118,14 +118,16 @@ def fit(
     rows = trace.sample()
     exact = found.covariance.error_bound == 0.0
     if exact or (m > 1 and found.covariance.damping is not None):
-        found = _with_leverages(found, network, rows[:n_leverages], exact)
+        found = _with_leverages(found, network, rows.between(0, n_leverages), exact)
     if exact or min(len(rows), n_sample) * m < error.FEWEST_ROWS:
         return found
-    found = replace(found, sample=rows[:n_sample])
-    return found if found.covariance.damping is None else replace(found, error=error.report(network, found))
+    found = replace(found, sample=rows.between(0, n_sample))
+    return (
+        found if found.covariance.damping is None else replace(found, error=error.report(network, found, noise=noise))
+    )
 
 
-def _with_leverages(found: Fit, network: Network, rows: Inputs, exact: bool) -> Fit:
+def _with_leverages(found: Fit, network: Network, rows: Sample, exact: bool) -> Fit:
     """What some of the training rows have: how p* is shared among the outputs, and h itself where it is exact."""
     covariance = found.reference
 
@@ -133,9 +135,8 @@ def _with_leverages(found: Fit, network: Network, rows: Inputs, exact: bool) -> 
         return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
 
     if network.n_outputs == 1:
-        _, h = ask(network, rows, covariance.leverage, found.rows_at_once)
-        return replace(found, leverages=h)
-    _, answers = ask(network, rows, question, found.rows_at_once)  # (rows, m, 2)
+        return replace(found, leverages=ask_sample(network, rows, covariance.leverage, found.rows_at_once))
+    answers = ask_sample(network, rows, question, found.rows_at_once)  # (rows, m, 2)
     h, q = answers[:, :, 0], answers[:, :, 1]
     own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
     shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
@@ -175,6 +176,8 @@ def _pass(
         raise ValueError(EMPTY)
     if energy == 0.0:
         raise ValueError(DEPENDS_ON_NOTHING)
+    if not np.isfinite(rss).all():
+        raise ValueError("the squares of the residuals are too large for numbers: scale the targets")
     if batches.n_rows is not None and count != batches.n_rows:
         raise ValueError(f"{batches.n_rows} rows were announced but {count} came: give n_rows={count}")
     return rss, count
@@ -207,16 +210,14 @@ def _sample(engine: Engine, network: Network, batches: Batches, progress: bool) 
         for x, _, _ in batches.chunks(network.check):
             drawn.update(network.prepare(x))
             bar.update(len(x))
-    X = drawn.rows()
-    if X is None:
+    rows = drawn.rows()
+    if len(rows) == 0:
         raise ValueError(EMPTY)
     parts = []
-    for x in X.split(network.check(X)):
-        for group in network.groups():
-            _, gradients = network.gradients(x, group)
-            # The pass to come names a row that is not finite by its number in the data.
-            finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
-            parts += [gradients.take(finite)] if len(finite) else []
+    for gradients in error.gradients(network, rows):
+        # The pass to come names a row that is not finite by its number in the data.
+        finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
+        parts += [gradients.take(finite)] if len(finite) else []
     if not parts:
         for x, _, first in batches.chunks(network.check):
             for _ in checked_gradients(network, x, first):

@@ -158,6 +158,8 @@ class PredictionIntervals(Band):
         if not isinstance(side, str) or side not in ("both", "lower", "upper"):
             raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
         fits, calibration = self._fitted(), self._calibration
+        if side != "both" and self._units.falling(sum(fit.n_outputs for fit in fits)):
+            side = "lower" if side == "upper" else "upper"
         if kind == "observation" and calibration is not None:
             outputs, q = self._asked(x, calibration.questions)
             if len(outputs):
@@ -252,6 +254,22 @@ class PredictionIntervals(Band):
     def _fitted_head(self, outputs: tuple[int, ...]) -> Head:
         columns = list(outputs)
         return lambda y: y if columns == list(range(y.shape[1])) else y[:, columns]
+
+    def _check_targets(self, y: Tensor, targets: Tensor) -> None:
+        n_returned = y.shape[1]
+        chosen = tuple(o for group in self._groups(n_returned) for o in group)
+        given, outputs = self._columns(chosen, targets, n_returned).numpy(), y[:, list(chosen)].numpy()
+        scaled = self._units.scaled(given)
+        if scaled is None or len(given) < 8:
+            return
+        rss, constant = np.square(given - outputs).sum(), np.square(given - given.mean(axis=0)).sum()
+        if rss > constant and np.square(scaled - outputs).sum() < rss / 4:
+            warnings.warn(
+                "the targets look as if they were in the original units: with target_transform, fit and calibrate take "
+                "them as the network was trained on",
+                DeltabandWarning,
+                stacklevel=5,
+            )
 
     def _squares(self, outputs: tuple[int, ...], y: Tensor, targets: Tensor, n_returned: int) -> Tensor:
         return (self._columns(outputs, targets, n_returned) - y.double()).square()

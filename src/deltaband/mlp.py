@@ -41,18 +41,22 @@ def to_torch(estimator: Any) -> nn.Sequential:
 def damping(estimator: Any, n_rows: int) -> float | None:
     """λ of SSE + λ‖W‖², where `fit` was given `n_rows` rows; None where no penalty of squared errors tells it.
 
-    Each batch B adds to the gradient that of (½·SSE_B + ½·alpha·‖W‖²)/|B|, and each counts as one step. So λ is
+    Each batch B adds to the gradient that of (½·SSE_B + ½·alpha·‖W‖²)/|B|, SSE_B over all outputs, and each counts as
+    one step. So λ is
 
         alpha                      with lbfgs, whose only batch is all rows
         alpha·n·mean of 1/|B|      with sgd and adam: alpha·n/b where the batch size b divides n
 
     with n the rows that were trained on: those that early stopping holds out were not. A last batch that is smaller
     than the others counts as much as they do, and is penalised more. Biases are not penalised.
+
+    Of several outputs lbfgs is given the mean of their losses with the gradient of their sum, and stops at a minimum of
+    neither: there is no λ.
     """
     if estimator.alpha == 0 or getattr(estimator, "loss", "squared_error") != "squared_error":
         return None
     if estimator.solver == "lbfgs":
-        return float(estimator.alpha)
+        return float(estimator.alpha) if getattr(estimator, "n_outputs_", 1) == 1 else None
     n = n_rows
     if estimator.early_stopping:
         n = max(1, n - math.ceil(estimator.validation_fraction * n))

@@ -1,4 +1,4 @@
-"""`Intervals`: what `predict` returns."""
+"""`Intervals` and `ClassIntervals`: what `predict` returns."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ class Intervals:
 
     def __len__(self) -> int:
         return len(self.mean)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassIntervals:
+    """For each input and class an interval of its log-odds against all others, and the same as probabilities.
+
+    One column a class; with a list of levels the bounds have one number a level behind that.
+    """
+
+    classes: Any  # what the columns are about, a tuple; or of each row the predicted class, (n,)
+    log_odds: Intervals
+    probability: Intervals
+
+    def __len__(self) -> int:
+        return len(self.log_odds)
 
 
 def parse_levels(level: float | Sequence[float]) -> tuple[float, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from numbers import Real
@@ -40,7 +39,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ==================================  ==================================================
     network                             λ, n the rows trained on
     ==================================  ==================================================
-    `MLPRegressor`, lbfgs               alpha
+    `MLPRegressor`, lbfgs, one output   alpha
     `MLPRegressor`, sgd or adam         alpha·n/b, b the batch size (`deltaband.mlp.damping`)
     skorch, `MSELoss`                   n·wd/2, wd the optimiser's coupled `weight_decay`
     ==================================  ==================================================
@@ -98,7 +97,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         wrapped = find(estimator, fitted=True)
         damping = self.damping
         if damping is None and self.weight_decay is None:
-            damping = wrapped.damping(len(y))
+            damping = wrapped.damping(len(y), prediction[:1].size)
         band = self._band(wrapped.module(), damping)
         inputs = wrapped.inputs(X)
         wrapped.check_shape(inputs, y)
@@ -106,7 +105,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if held_out is not None:  # what these warnings advise is about to happen
                 warnings.filterwarnings("ignore", ".*calibrate", DeltabandWarning)
             band.fit(inputs, wrapped.to_network(y), progress=False)
-        _check_same(prediction, wrapped.to_units(band.prediction(inputs)))
+        _check_same(prediction, wrapped.to_units(_columns(band.prediction(inputs))).reshape(prediction.shape))
         self.estimator_, self.band_, self.noise_std_ = estimator, band, band.noise_std_
         return self if held_out is None else self.calibrate(*held_out)
 
@@ -120,8 +119,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         wrapped = self._wrapped()
         inputs, targets = wrapped.inputs(X), wrapped.to_network(y)
         self.band_.calibrate(inputs, targets)
-        mean, scale = self.band_.prediction_and_scale(inputs)
-        self.noise_std_ = float(np.sqrt(np.mean(np.square((targets - mean) / scale))))
+        mean, scale = map(_columns, self.band_.prediction_and_scale(inputs))
+        noise = np.sqrt(np.mean(np.square((targets - mean) / scale), axis=0))  # (m,)
+        self.noise_std_ = float(noise[0]) if len(noise) == 1 else noise
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -137,8 +137,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return mean
         self._check_noise()
         wrapped = self._wrapped()
-        z, scale = self.band_.prediction_and_scale(wrapped.inputs(X))
-        return mean, wrapped.std(z, self.noise_std_ * scale)
+        z, scale = map(_columns, self.band_.prediction_and_scale(wrapped.inputs(X)))
+        return mean, wrapped.std(z, self.noise_std_ * scale).reshape(mean.shape)
 
     def predict_interval(self, X: Any, level: float | Sequence[float] | None = None) -> Intervals:
         """The estimator's prediction and bounds for a new observation, in the units of y; a column for each of a list.
@@ -150,8 +150,10 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         wrapped = self._wrapped()
         mean = _prediction(self.estimator_, X)
         found = self.band_.predict(wrapped.inputs(X), self.level if level is None else level)
-        lower, upper = wrapped.bounds(found.lower, found.upper)
-        middle = mean if lower.ndim == 1 else mean[:, None]  # which rounding may have put outside
+        shape = found.lower.shape  # that of the mean, with the levels behind it if there are several
+        by_level = (np.moveaxis(part.reshape(*_columns(mean).shape, -1), 2, 0) for part in (found.lower, found.upper))
+        lower, upper = (np.moveaxis(part, 0, 2).reshape(shape) for part in wrapped.bounds(*by_level))
+        middle = mean if lower.ndim == mean.ndim else mean[..., None]  # which rounding may have put outside
         return Intervals(mean, np.minimum(lower, middle), np.maximum(upper, middle), found.level)
 
     def __sklearn_tags__(self) -> Any:
@@ -190,7 +192,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         validate_data(self, X, skip_check_array=True, reset=False)
 
     def _check_noise(self) -> None:
-        if not math.isnan(self.noise_std_):
+        if not np.isnan(self.noise_std_).any():
             return
         if self.band_.damping_ is None:
             why = "λ is not known: no weight decay of a squared loss tells it; give damping= or weight_decay="
@@ -238,27 +240,27 @@ class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self.band.prediction(np.asarray(X)).astype(np.float64)
 
 
-def _targets(y: Any) -> np.ndarray:  # (n,) or (n, 1), as it came
+def _targets(y: Any) -> np.ndarray:  # (n,) or (n, m), as it came
     y = check_array(y, dtype=None, ensure_2d=False, allow_nd=True, input_name="y")
     if y.dtype.kind in "USM":
         raise TypeError(f"y must be numbers, got an array of dtype {y.dtype}")
-    if y.ndim > 1 and y.shape[1:] != (1,):
-        raise ValueError(
-            f"y of shape {y.shape} has several outputs, and IntervalRegressor is for one: fit one for each"
-        )
+    if y.ndim > 2:
+        raise ValueError(f"y must have shape (n,), or (n, m) for m outputs, got {y.shape}")
     return y
 
 
-def _prediction(estimator: Any, X: Any) -> np.ndarray:  # (n,)
+def _prediction(estimator: Any, X: Any) -> np.ndarray:  # (n,), or (n, m) for several outputs
     prediction = np.asarray(estimator.predict(X), dtype=np.float64)
-    if prediction.ndim > 1 and prediction.shape[1:] != (1,):
-        raise ValueError(f"the network has several outputs ({prediction.shape[1]}), and IntervalRegressor is for one")
-    return prediction.reshape(-1)
+    return prediction.reshape(-1) if prediction.shape[1:] == (1,) else prediction
+
+
+def _columns(values: np.ndarray) -> np.ndarray:  # (n,) or (n, m) -> (n, m)
+    return values.reshape(len(values), -1)
 
 
 def _check_same(own: np.ndarray, ours: np.ndarray) -> None:
     """A guard against regressors that do more than ask their network."""
-    if not np.allclose(own, ours, rtol=1e-3, atol=1e-3 * float(np.ptp(own))):
+    if not (np.abs(own - ours) <= 1e-3 * (np.abs(ours) + np.ptp(own, axis=0))).all():
         raise ValueError(
             "the estimator predicts something other than its network's outputs (has a skorch regressor a "
             "predict_nonlinearity, or a predict of its own?): intervals around these would be wrong"

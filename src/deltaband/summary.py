@@ -11,6 +11,7 @@ from torch import nn
 from .calibration import AllOutputs, Calibration, ConformalScale, rows_needed
 from .damping import Damping
 from .fitted import Fit
+from .labels import n_classes
 
 SHOWN = 4  # numbers of as many outputs; of more the smallest and the largest
 
@@ -18,18 +19,11 @@ SHOWN = 4  # numbers of as many outputs; of more the smallest and the largest
 def describe(model: nn.Module, fits: Sequence[Fit], damping: Damping, calibration: Calibration | None) -> str:
     fit, m = fits[0], sum(each.n_outputs for each in fits)
     n = fit.n_rows
-    rows = [
-        ("network", f"{type(model).__name__}, {fit.n_parameters:,} trainable parameters (p)"),
-        ("training rows", f"{n:,} (n)"),
-    ]
+    rows = _first_rows(model, fit)
     if m > 1:
         rows.append(("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}"))
     rss = np.concatenate([each.rss for each in fits])
-    rows += [("training RMSE", _numbers(np.sqrt(rss / n))), ("gradients", fit.way)]
-    rows.append(("covariance", fit.covariance.describe()))
-    if fit.error is not None:
-        widths = max(each.error.width for each in fits if each.error is not None)
-        rows.append(("error of widths", f"{widths:.2%} on average, estimated on {fit.error.n_rows:,} rows"))
+    rows += [("training RMSE", _numbers(np.sqrt(rss / n))), *_covariance_rows(fits)]
     if fit.covariance.damping is None:
         hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
         rows.append(("damping λ", f"not given{hint}"))
@@ -45,7 +39,52 @@ def describe(model: nn.Module, fits: Sequence[Fit], damping: Damping, calibratio
         ]
     if calibration is not None:
         rows += _calibration_rows(calibration, fit)
-    return "\n".join(["PredictionIntervals", *(f"  {name:<22}{value}" for name, value in rows)])
+    return _screen("PredictionIntervals", rows)
+
+
+def describe_classes(
+    model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
+) -> str:
+    fit = fits[0]
+    n, own = fit.n_rows, fit.n_returned > 2 and fit.n_outputs == 1
+    rows = _first_rows(model, fit)
+    classes = tuple(c for each in fits for c in each.outputs)
+    some = "the predicted one" if predicted else ", ".join(map(str, classes))
+    asked = "" if len(classes) == n_classes(fit.n_returned) and not predicted else f", asked about {some}"
+    form = "each against the rest, alone" if own else "one Fisher matrix for all"
+    losses = np.array([each.rss.sum() for each in fits]) / n
+    p_star = np.array([each.effective_parameters for each in fits])
+    others = 1 if own else n_classes(fit.n_returned) - 1  # numbers that one label is about
+    share = _numbers(100 * p_star / (n * others), "{:.0f}")
+    rows += [
+        ("classes", f"{n_classes(fit.n_returned)}{asked}: {form}"),
+        ("training accuracy", _numbers(100 * np.array(accuracies), "{:.2f}%")),
+        ("cross-entropy", _numbers(losses)),
+        *_covariance_rows(fits),
+        ("damping λ", f"{fit.covariance.damping:.4g} ({damping.rule()})"),
+        ("effective p*", f"{_numbers(p_star, '{:.1f}')} ({share}% of {'n' if others == 1 else f'{others}·n'})"),
+    ]
+    return _screen("ClassificationIntervals", rows)
+
+
+def _screen(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join([title, *(f"  {name:<22}{value}" for name, value in rows)])
+
+
+def _first_rows(model: nn.Module, fit: Fit) -> list[tuple[str, str]]:
+    return [
+        ("network", f"{type(model).__name__}, {fit.n_parameters:,} trainable parameters (p)"),
+        ("training rows", f"{fit.n_rows:,} (n)"),
+    ]
+
+
+def _covariance_rows(fits: Sequence[Fit]) -> list[tuple[str, str]]:
+    fit = fits[0]
+    rows = [("gradients", fit.way), ("covariance", fit.covariance.describe())]
+    if fit.error is not None:
+        widths = max(each.error.width for each in fits if each.error is not None)
+        rows.append(("error of widths", f"{widths:.2%} on average, estimated on {fit.error.n_rows:,} rows"))
+    return rows
 
 
 def _all(fits: Sequence[Fit], name: str) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -21,30 +22,55 @@ class SeenRows(NamedTuple):
         return float(np.isin(hashes, self.hashes).mean())
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Rows in random order, those that can be put together in one piece each."""
+
+    pieces: tuple[Inputs, ...] = ()
+    order: tuple[np.ndarray, ...] = ()  # of the rows of each piece, among all
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def between(self, start: int, stop: int) -> Sample:
+        """The rows from one place in the order to another."""
+        within = [(place >= start) & (place < stop) for place in self.order]
+        chosen = [(x[w], place[w]) for x, place, w in zip(self.pieces, self.order, within, strict=True) if w.any()]
+        return Sample(tuple(x for x, _ in chosen), tuple(place - start for _, place in chosen))
+
+
 class RowSample:
-    """Up to `size` rows of a stream, drawn uniformly from those that have the shape of the first."""
+    """Up to `size` rows of a stream, drawn uniformly."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self._size = size
         self._rng = np.random.default_rng(seed)
-        self._keys = np.zeros(0)
-        self._rows: Inputs | None = None
+        self._kept: dict[Any, tuple[Inputs, np.ndarray]] = {}  # by kind: the rows, and a key of each
+        self._limit = np.inf  # above the keys of all rows that can still be among the smallest
 
     def update(self, x: Inputs) -> None:
         keys = self._rng.random(len(x))
-        if self._rows is None:
-            self._rows, self._keys = x, keys
-        elif self._rows.kind == x.kind:
-            if len(self._keys) == self._size:  # most rows of a long stream are not among the smallest keys any more
-                x, keys = x[keys < self._keys.max()], keys[keys < self._keys.max()]
-            self._rows, self._keys = Inputs.cat([self._rows, x]), np.concatenate([self._keys, keys])
-        if len(self._keys) > self._size:
-            smallest = np.argpartition(self._keys, self._size)[: self._size]
-            self._rows, self._keys = self._rows[smallest], self._keys[smallest]
+        few = np.flatnonzero(keys < self._limit)  # most rows of a long stream are not
+        if len(few) == 0:
+            return
+        x, keys = (x, keys) if len(few) == len(x) else (x[few], keys[few])
+        if x.kind in self._kept:
+            mine, of_mine = self._kept[x.kind]
+            x, keys = Inputs.cat([mine, x]), np.concatenate([of_mine, keys])
+        self._kept[x.kind] = (x, keys)
+        every = np.concatenate([keys for _, keys in self._kept.values()])
+        if len(every) > self._size:
+            self._limit = float(np.partition(every, self._size)[self._size])
+            kept = {kind: (x, keys, keys < self._limit) for kind, (x, keys) in self._kept.items()}
+            self._kept = {kind: (x[w], keys[w]) for kind, (x, keys, w) in kept.items() if w.any()}
 
-    def rows(self) -> Inputs | None:
-        """In random order; None if none came."""
-        return None if self._rows is None else self._rows[np.argsort(self._keys)]
+    def rows(self) -> Sample:
+        if not self._kept:
+            return Sample()
+        every = np.sort(np.concatenate([keys for _, keys in self._kept.values()]))
+        places = [np.searchsorted(every, keys) for _, keys in self._kept.values()]
+        sorted_ = [(x[np.argsort(p)], np.sort(p)) for (x, _), p in zip(self._kept.values(), places, strict=True)]
+        return Sample(tuple(x for x, _ in sorted_), tuple(place for _, place in sorted_))
 
 
 class RowTrace:
@@ -62,11 +88,9 @@ class RowTrace:
         hashes, counts = np.unique(np.concatenate(self._hashes), return_counts=True)
         return SeenRows(hashes, float(counts[counts > 1].sum() / counts.sum()))
 
-    def sample(self) -> Inputs:
-        """Some of the rows, drawn uniformly from those that have the shape of the first, in random order."""
-        rows = self._sample.rows()
-        assert rows is not None
-        return rows
+    def sample(self) -> Sample:
+        """Some of the rows, drawn uniformly."""
+        return self._sample.rows()
 
 
 def pair_hashes(x: Inputs, y: Tensor) -> np.ndarray:  # (b,) uint64

@@ -49,14 +49,30 @@ class Units:
         back = [self._inverse(each) for each in by_level]
         return np.stack(back, axis=2).reshape(values.shape)
 
+    def scaled(self, values: np.ndarray) -> np.ndarray | None:  # (n, m)
+        """What the network was trained on; None for a scaler, which may not take all numbers."""
+        if self.mean is not None and self.std is not None:
+            return (values - self._columns(self.mean, values)) / self._columns(self.std, values)
+        return None
+
     def length(self, values: np.ndarray) -> np.ndarray:  # (m,)
         """Of a difference of two values."""
         return values if self.std is None else values * self.std
 
     def _inverse(self, values: np.ndarray) -> np.ndarray:  # (n, m)
-        infinite = np.isinf(values)  # a one-sided bound stays where it is
+        infinite = np.isinf(values)  # the other side of a one-sided bound
         back = np.asarray(self.scaler.inverse_transform(np.where(infinite, 0.0, values)), dtype=np.float64)
-        return np.where(infinite, values, back.reshape(values.shape))
+        return np.where(infinite, -values if self.falling(values.shape[1]) else values, back.reshape(values.shape))
+
+    def falling(self, n_outputs: int) -> bool:
+        """Whether a larger number of the network's is a smaller one in the original units."""
+        if self.scaler is None:
+            return False
+        steps = np.stack([np.zeros(n_outputs), np.ones(n_outputs)])
+        rise = np.diff(np.asarray(self.scaler.inverse_transform(steps)).reshape(2, n_outputs), axis=0)
+        if (rise < 0).any() and (rise > 0).any():
+            raise ValueError("target_transform turns the order of some outputs round and not of others: not supported")
+        return bool((rise < 0).any())
 
     @staticmethod
     def _columns(part: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -48,22 +48,22 @@ class Wrapped:
         # skorch passes on whatever it gets: images, indices
         return check_array(X, dtype=None, ensure_2d=False, allow_nd=True, input_name="X")
 
-    def to_network(self, y: np.ndarray) -> np.ndarray:  # (n,) or (n, 1) -> (n,)
+    def to_network(self, y: np.ndarray) -> np.ndarray:  # (n,) or (n, m) -> (n, m)
         """Targets as the network was trained on."""
-        values = y.astype(np.float64).reshape(-1, 1)
+        values = y.astype(np.float64).reshape(len(y), -1)
         for transformer in self.targets:
-            values = np.asarray(transformer.transform(values), dtype=np.float64).reshape(-1, 1)
-        return values[:, 0]
+            values = np.asarray(transformer.transform(values), dtype=np.float64).reshape(values.shape)
+        return values
 
-    def to_units(self, z: np.ndarray) -> np.ndarray:
-        """What the network gives, of any shape, in the units of y."""
-        values = z.astype(np.float64).reshape(-1, 1)
+    def to_units(self, z: np.ndarray) -> np.ndarray:  # (…, m)
+        """What the network gives in the units of y."""
+        values = z.astype(np.float64).reshape(-1, z.shape[-1])
         with np.errstate(over="ignore", invalid="ignore"):  # the upper end of an interval may well be exp(1000)
             for transformer in reversed(self.targets):
-                values = np.asarray(transformer.inverse_transform(values), dtype=np.float64).reshape(-1, 1)
+                values = np.asarray(transformer.inverse_transform(values), dtype=np.float64).reshape(values.shape)
         return values.reshape(z.shape)
 
-    def bounds(self, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(self, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (…, m)
         """An interval of the network's output as one of y, where the transform of the target is monotone."""
         if not self.targets:
             return lower.astype(np.float64), upper.astype(np.float64)
@@ -71,33 +71,34 @@ class Wrapped:
         with np.errstate(invalid="ignore"):  # ∞ − ∞
             steps = np.diff(values, axis=0)
         rounding = ROUNDING * np.abs(values, where=np.isfinite(values), out=np.zeros_like(values))[1:]
-        rises, falls = bool((steps > rounding).any()), bool((steps < -rounding).any())
-        if rises and falls:
+        every = tuple(range(steps.ndim - 1))
+        rises, falls = (steps > rounding).any(axis=every), (steps < -rounding).any(axis=every)  # (m,)
+        if (rises & falls).any():
             raise ValueError(
                 "the inverse of the target transform is not monotone over the intervals (as that of a square root is "
                 "not: it takes −1 to 1), so their ends are no bounds in the units of y; give an inverse that is, such "
                 "as lambda z: np.square(np.maximum(z, 0))"
             )
-        low, high = (values[-1], values[0]) if falls else (values[0], values[-1])
+        low, high = np.where(falls, values[-1], values[0]), np.where(falls, values[0], values[-1])
         swapped = low > high  # by less than what counts as a step
         low, high = np.where(swapped, high, low), np.where(swapped, low, high)
         # where the inverse is not defined no y is as extreme: there is no bound
         return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
 
-    def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray:  # (n,), (n,) -> (n,)
+    def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray:  # (n, m), (n, m) -> (n, m)
         """Standard deviations of the network's output in the units of y, where its transform is affine there."""
         if not self.targets:
             return std.astype(np.float64)
-        low, high = float((z - std).min()), float((z + std).max())
-        grid = np.linspace(low, high, GRID) if high > low else low + np.linspace(-1, 1, GRID)
-        values = self.to_units(grid)
+        low, high = (z - std).min(axis=0), (z + std).max(axis=0)  # (m,)
+        low, high = np.where(high > low, low, low - 1), np.where(high > low, high, low + 1)
+        values = self.to_units(np.linspace(low, high, GRID))
         line = np.linspace(values[0], values[-1], GRID)
-        if not np.allclose(values, line, rtol=ROUNDING, atol=ROUNDING * abs(values[-1] - values[0])):
+        if not (np.abs(values - line) <= ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
             raise ValueError(
                 "a standard deviation keeps its meaning only under an affine transform of the target, such as that of "
                 "StandardScaler; use predict_interval, whose bounds follow any monotone one"
             )
-        return std.astype(np.float64) * abs(float(values[-1] - values[0]) / float(grid[-1] - grid[0]))
+        return std.astype(np.float64) * np.abs((values[-1] - values[0]) / (high - low))
 
     def module(self) -> nn.Module:
         """The network in torch: a copy of an MLPRegressor, skorch's own."""
@@ -114,11 +115,11 @@ class Wrapped:
                 f"{('n', *y.shape[1:])}, each against every other: give y.reshape({'-1, 1' if y.ndim == 1 else '-1'})"
             )
 
-    def damping(self, n_rows: int) -> float | None:
+    def damping(self, n_rows: int, n_outputs: int) -> float | None:
         """λ, where the training tells it."""
         if isinstance(self.network, MLPRegressor):
             return mlp.damping(self.network, n_rows)
-        return _skorch_damping(self.network, n_rows)
+        return _skorch_damping(self.network, n_rows, n_outputs)
 
 
 def find(estimator: Any, fitted: bool = False) -> Wrapped:
@@ -141,7 +142,7 @@ def find(estimator: Any, fitted: bool = False) -> Wrapped:
     return Wrapped(estimator)
 
 
-def _skorch_damping(net: Any, n_rows: int) -> float | None:
+def _skorch_damping(net: Any, n_rows: int, n_outputs: int) -> float | None:
     """λ from the optimiser and the loss; None for a loss that is not squared, and without a coupled weight decay.
 
     The last epoch tells how many rows were trained on, since skorch holds some out by default, and in how many batches.
@@ -156,6 +157,6 @@ def _skorch_damping(net: Any, n_rows: int) -> float | None:
         return None
     epoch = net.history[-1] if len(net.history) else {"batches": []}
     sizes = [batch["train_batch_size"] for batch in epoch["batches"] if "train_batch_size" in batch]
-    factors = {"mean": sum(sizes) or n_rows, "sum": len(sizes) or None}
+    factors = {"mean": (sum(sizes) or n_rows) * n_outputs, "sum": len(sizes) or None}
     factor = factors.get(criterion.reduction)
     return None if factor is None else factor * decays.pop() / 2

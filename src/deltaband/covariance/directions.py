@@ -9,6 +9,7 @@ is rotated onto its singular directions, k of them are kept, and each kept d² i
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Literal, Self
@@ -27,6 +28,7 @@ Score = Callable[[np.ndarray, float], np.ndarray]
 # Singular values are read off the Gram matrix BBᵀ in float64: d² is known to about 1e-13 of the largest, so a d below
 # 1e-6 of the largest cannot be told from zero.
 ZERO = 1e-6
+HARMLESS = 0.1  # of λ: rounding that matters
 # rank="auto": "the smallest and largest singular values of the approximation differ by several orders" (the paper).
 SEVERAL_ORDERS = 1e-3
 SMALLEST_AUTO_RANK = 32
@@ -103,9 +105,10 @@ class _Directions:
         k = self._planned_rank(problem.n_rows, problem.n_parameters, problem.itemsize)
         return (problem.n_rows or problem.n_parameters) * (8.0 * k * problem.n_parameters + 80.0 * k**2)
 
-    def limited(self, size: int) -> Self:
+    def limited(self, size: int, share: float = 1.0) -> Self:
         fewer = copy.copy(self)
-        fewer.rank = max(1, min((self._k or size) if self.rank == "auto" else int(self.rank), size // 2))
+        rank = (self._k or size) if self.rank == "auto" else int(self.rank)
+        fewer.rank = max(1, min(math.ceil(share * rank), size // 2))
         fewer._reset(None, None)
         return fewer
 
@@ -148,6 +151,9 @@ class _Directions:
         if self.compress:
             self._shrink(may_grow=False)
         U, d = _left_singular(self._buffer[: self._filled])
+        rounding = ZERO**2 * float(d[0]) ** 2 if 0 < len(d) < full else 0.0
+        if damping is not None and rounding > HARMLESS * damping:  # directions that may be there and cannot be seen
+            self._lost += rounding
         shift = self._shift if self._robust else 0.0
         spread = self.tail == "spread" and self._shift > 0
         if damping == 0.0 and len(d) < p and (shift == 0.0 or (spread and self._n_rows <= p)):

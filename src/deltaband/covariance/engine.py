@@ -32,7 +32,13 @@ class Covariance(Protocol):
 
     @property
     def error_bound(self) -> float:
-        """‖JᵀJ − what stands in for it‖₂ is at most this; 0 where it is exact, NaN where nothing is certified."""
+        """‖JᵀJ − what stands in for it‖₂ is at most this, rounding aside; 0 where it is exact, NaN where nothing is
+        certified."""
+        ...
+
+    @property
+    def in_reach(self) -> bool:
+        """Whether an approximation of this size can answer for this λ at all."""
         ...
 
     def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
@@ -91,8 +97,9 @@ class Engine(Protocol):
         """What a fit costs, roughly, without the rows' gradients."""
         ...
 
-    def limited(self, size: int) -> Self:
-        """The same settings with no more than so many directions: an engine for a sample of the rows."""
+    def limited(self, size: int, share: float = 1.0) -> Self:
+        """The same settings with this share of the directions, and no more than so many: an engine for a sample of the
+        rows."""
         ...
 
     def update(self, gradients: GradientBatch) -> None: ...

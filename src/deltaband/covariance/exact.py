@@ -65,7 +65,7 @@ class Exact:
         products = n * p**2 if n >= p else n**2 * problem.product_flops / 2
         return products + (2.0 if problem.damped else 10.0) * min(n, p) ** 3
 
-    def limited(self, size: int) -> Exact:
+    def limited(self, size: int, share: float = 1.0) -> Exact:
         return Exact()
 
     def update(self, gradients: GradientBatch) -> None:
@@ -126,6 +126,7 @@ class PrimalCovariance:
 
     missed_parameters = 0.0
     error_bound = 0.0
+    in_reach = True
 
     def __init__(self, A: DampedGram) -> None:
         self._A = A
@@ -164,6 +165,7 @@ class DualCovariance:
 
     missed_parameters = 0.0
     error_bound = 0.0
+    in_reach = True
 
     def __init__(self, A: DampedGram, J: GradientBatch) -> None:
         self._A = A

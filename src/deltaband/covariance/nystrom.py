@@ -21,6 +21,7 @@ from .spectral import SpectralCovariance, sigma
 from .tail import Tail
 
 ZERO = 1e-12  # of the largest eigenvalue of GGᵀ; what is below is rounding, such as between equal landmarks
+HARMLESS = 0.1  # of λ: rounding that matters
 NOTHING = 1e-10  # of ‖g‖² or ‖J‖²_F; where ρ or R is below, it is rounding too
 CANDIDATES = 2  # rows looked at for each landmark that is chosen by leverage
 PROBES = 200  # rows beside the landmarks, from which the tail's spread is measured
@@ -108,8 +109,10 @@ class Nystrom:
         choice = 10.0 * (CANDIDATES * m) ** 3 if self.choose == "leverage" else 0.0
         return (problem.n_rows or m) * (m * problem.product_flops + 3.0 * m**2) + 20.0 * m**3 + choice
 
-    def limited(self, size: int) -> Nystrom:
-        return Nystrom(min(self.landmarks, size), choose=self.choose, tail=self.tail, seed=self.seed)
+    def limited(self, size: int, share: float = 1.0) -> Nystrom:
+        return Nystrom(
+            max(1, min(math.ceil(share * self.landmarks), size)), choose=self.choose, tail=self.tail, seed=self.seed
+        )
 
     def update(self, gradients: GradientBatch) -> None:
         from . import cholesky
@@ -146,8 +149,11 @@ class Nystrom:
                 "give a positive damping or weight_decay"
             )
         unseen, squares, outside = map(float, self._sums)
-        if r == p or unseen <= NOTHING * self._energy:
+        rounding = NOTHING * self._energy
+        if r == p or (unseen <= rounding and (damping is None or rounding <= HARMLESS * damping)):
             unseen = squares = 0.0
+        elif unseen <= rounding:  # it cannot be told from what is there: a bound is all there is
+            unseen, outside = rounding, float(n)
         # Rows within the span, the landmarks first of all, are zero in E.
         tail = Tail(unseen, squares, self._pairs * max(n - m, 0) ** 2, n, rank=min(int(outside), p - r))
         seen = 1 - unseen / self._energy if unseen else 1.0

@@ -76,8 +76,8 @@ class RandomProjection:
         forming = FORMING_FLOPS * problem.n_parameters if self.dim < problem.n_parameters else 0.0
         return (problem.n_rows or self.dim) * forming + Exact().flops(self._projected(problem))
 
-    def limited(self, size: int) -> RandomProjection:
-        return RandomProjection(self.dim, seed=self.seed)
+    def limited(self, size: int, share: float = 1.0) -> RandomProjection:
+        return RandomProjection(max(1, math.ceil(share * self.dim)), seed=self.seed)
 
     def _projected(self, problem: Problem) -> Problem:
         """What is left for `Exact`; it is diagonalised."""
@@ -194,7 +194,11 @@ class ProjectedCovariance(SpectralCovariance):
 
     @property
     def effective_parameters(self) -> float:
-        return min(self._equivalent(self._chosen).effective_parameters, float(self._full_rank))
+        return float(min(self._equivalent(self._chosen).effective_parameters, self._full_rank))
+
+    @property
+    def in_reach(self) -> bool:  # type: ignore[override]
+        return self._equivalent(self._chosen).reached
 
     @property
     def missed_parameters(self) -> float:  # type: ignore[override]

@@ -27,6 +27,7 @@ class SpectralCovariance(ABC):
 
     missed_parameters = 0.0
     error_bound = 0.0
+    in_reach = True
 
     def __init__(
         self,
