@@ -508,7 +508,7 @@ def test_a_model_that_fails_in_the_middle_of_a_fit_comes_back_as_it_was(data):
 
     model = Fragile().train()
     sizes = [torch.zeros(5, 3), torch.zeros(5, 3, 1)]
-    with pytest.raises(TypeError, match="boom"):
+    with pytest.raises(ValueError, match="boom"):
         PredictionIntervals(model, damping=1.0).fit([(x, torch.zeros(5)) for x in sizes])
     assert model.training
     assert model.calls == 0

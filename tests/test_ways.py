@@ -301,3 +301,29 @@ def test_an_activation_that_a_layer_keeps_does_not_get_in_the_way():
     band = PredictionIntervals(model, damping=1.0, covariance=Exact()).fit(rows(), torch.zeros(30))
     assert torch.isfinite(band.variance(rows())).all()
     assert model[0].kept.requires_grad
+
+
+@pytest.mark.parametrize("batch_size", [8, 16, 500])
+def test_a_fit_finds_out_that_later_rows_use_a_weight_past_its_layer(batch_size):
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 30), nn.Linear(30, 1)
+
+        def forward(self, x):
+            past = torch.relu(x[:, 0] - 1) * (x @ self.inner.weight.T).sum(dim=1)
+            return self.outer(torch.tanh(self.inner(x)))[:, 0] + past
+
+    torch.manual_seed(0)
+    X = torch.randn(120, 4)
+    X = X[X[:, 0].argsort()]
+    loader = [(X[i : i + batch_size], torch.zeros(len(X[i : i + batch_size]))) for i in range(0, 120, batch_size)]
+    band = PredictionIntervals(Gate(), damping=1.0, covariance=Exact())
+    if batch_size == 500:  # such rows are among those that were looked at
+        exact = band.fit(loader).effective_parameters_
+        assert exact == pytest.approx(
+            reference.effective_parameters(reference.jacobian(band.model, X)[1], 1.0), rel=1e-4
+        )
+    else:
+        with pytest.raises(ValueError, match=r"inner.weight' is not had as it was on the first rows"):
+            band.fit(loader)

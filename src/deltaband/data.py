@@ -90,7 +90,7 @@ class Batches:
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise TypeError(
                     f"each batch must be a pair (x, y), got {described(pair)}; give arrays as X and y, or "
-                    "PredictionIntervals a batch= function that turns a batch into inputs and targets"
+                    "a batch= function that turns a batch into inputs and targets"
                 )
             x, y = Inputs.of(pair[0]), targets(pair[1])
             check_pair(x, y)

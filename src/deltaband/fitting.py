@@ -157,7 +157,9 @@ def _pass(
     rss, count, energy = np.zeros(network.n_outputs), 0, 0.0
     waiting: list[GradientBatch] = []
     with _bar("deltaband", batches, progress) as bar:
-        for x, targets, first in batches.chunks(network.check):
+        for chunk, (x, targets, first) in enumerate(batches.chunks(network.check)):
+            if chunk & (chunk - 1) == 0:  # the first, the second, the third, the fifth, the ninth …
+                network.verify(x)
             outputs = []
             for group, (part, gradients) in zip(network.groups(), checked_gradients(network, x, first), strict=True):
                 outputs.append(part.cpu())
