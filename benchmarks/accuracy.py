@@ -173,6 +173,7 @@ def markdown(table: pd.DataFrame) -> str:
 def plot(table: pd.DataFrame, path: Path) -> None:
     """Error against memory, and below it error against the time of the fit."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     cases = list(table.groupby(["data", "hidden"], sort=False).groups)
     names = list(dict.fromkeys(name for name, _ in cases))
@@ -183,12 +184,13 @@ def plot(table: pd.DataFrame, path: Path) -> None:
         for against, offset, label in (("predicted_mb", 0, "memory, MB"), ("seconds", len(HIDDEN), "seconds to fit")):
             ax = axes[offset + HIDDEN.index(hidden), names.index(name)]
             for engine, marker in zip(ENGINES, "os^vD", strict=True):
-                line = part[part.engine == engine].sort_values(against)
+                line = part[part.engine == engine].sort_values("budget_mb")
                 ax.loglog(line[against], np.maximum(100 * line.width_error, 1e-4), f"{marker}-", ms=4, label=engine)
             ax.axvline(part[part.engine == "Exact"][against].iloc[0], color="black", lw=0.8, ls=":", label="Exact")
             ax.set_title(f"{name}, [{hidden}, {hidden}], p* = {part.p_star.iloc[0]:.0f}", fontsize=8)
             ax.set_xlabel(label, fontsize=8)
-    axes[0, 0].legend(fontsize=7)
+            ax.xaxis.set_minor_formatter(NullFormatter())
+    axes[0, 0].legend(fontsize=6)
     figure.supylabel("mean error of the width against exact, %")
     figure.savefig(path, dpi=90)
 
