@@ -77,7 +77,9 @@ def markdown(table: pd.DataFrame) -> str:
 
 def plot(table: pd.DataFrame, path: Path) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
+    colours = {engine: f"C{i}" for i, engine in enumerate(dict.fromkeys(table.engine))}
     figure = Figure(figsize=(11, 6), layout="constrained")
     axes = figure.subplots(2, len(PANELS), squeeze=False, sharey="row")
     for column, (against, label) in enumerate(PANELS.items()):
@@ -86,8 +88,9 @@ def plot(table: pd.DataFrame, path: Path) -> None:
             ax = axes[row, column]
             for engine in dict.fromkeys(part.engine):
                 line = part[part.engine == engine].sort_values(against)
-                ax.loglog(line[against], line[quantity].clip(lower=1e-2), "o-", ms=4, label=engine)
+                ax.loglog(line[against], line[quantity].clip(lower=1e-2), "o-", ms=4, label=engine, c=colours[engine])
             ax.set_xlabel(label, fontsize=8)
+            ax.xaxis.set_minor_formatter(NullFormatter())
             if column == 0:
                 ax.set_ylabel(name, fontsize=8)
     axes[0, 0].legend(fontsize=7)
