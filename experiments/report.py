@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import calibration_report, energy, paper_report, parameters
+from . import calibration_report, digits, energy, logodds, paper_report, parameters
 from .errors import Unusable
 from .reproduce import RESULTS
 
@@ -18,8 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=Path,
         default=RESULTS,
         metavar="DIR",
-        help="folder of methods.csv, score.csv, energy.csv, parameters.csv and calibration.csv, as far as they are "
-        "there; the tables are written beside them",
+        help="folder of the results, such as methods.csv, as far as they are there; the tables are written beside them",
     )
     folder = parser.parse_args(arguments).results
     written = [
@@ -27,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         paper_report.write(folder),
         energy.write(folder / "energy.csv"),
         parameters.write(folder / "parameters.csv"),
+        digits.write(folder / "digits.csv"),
+        logodds.write(folder / "logodds.csv"),
     ]
     if not any(written):
         raise Unusable(f"{folder} holds no results: no rows in methods.csv, score.csv, energy.csv … (see --help)")
