@@ -24,7 +24,7 @@ from .arguments import SPLITS_HELP, positive
 from .progress import SECONDS, beside
 from .protocol import Protocol, groups
 from .reproduce import NETWORKS, RESULTS, compressed, row
-from .rows import Rows
+from .rows import Rows, write_table
 
 Order = Callable[[np.ndarray], list[int]]
 ORDERS: dict[str, Order] = {
@@ -60,14 +60,6 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join([*lines, ""])
 
 
-def write(results: Path) -> bool:
-    """The table, where there are results; False where there are none."""
-    table = Rows(results, KEY).read()
-    if not table.empty:
-        results.with_suffix(".md").write_text(markdown(table))
-    return not table.empty
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments energy", description=__doc__.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
@@ -87,4 +79,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for i, split in enumerate(splits):
                     if split < options.splits and (order, split) not in rows.done():
                         rows.append([{"order": order, **row(protocol, i, "compressed", compressed(protocol, i))}])
-    write(options.out)
+    write_table(options.out, KEY, markdown)

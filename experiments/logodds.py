@@ -27,7 +27,7 @@ from deltaband import ClassificationIntervals, DeltabandWarning
 from .arguments import positive
 from .progress import SECONDS
 from .reproduce import RESULTS
-from .rows import Rows
+from .rows import Rows, write_table
 
 KEY = ("setting",)
 REPETITIONS, ASKED, CLASSES = 100, 8, 3
@@ -130,14 +130,6 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join([*lines, ""])
 
 
-def write(results: Path) -> bool:
-    """The table, where there are results."""
-    table = Rows(results, KEY).read()
-    if not table.empty:
-        results.with_suffix(".md").write_text(markdown(table))
-    return not table.empty
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments logodds", description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=positive, default=REPETITIONS, metavar="N")
@@ -149,4 +141,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in SETTINGS:
         if (name,) not in rows.done():
             rows.append(study(name, options.repetitions))
-    write(options.out)
+    write_table(options.out, KEY, markdown)

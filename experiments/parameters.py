@@ -23,7 +23,7 @@ from . import data
 from .progress import SECONDS, beside
 from .protocol import Protocol, groups
 from .reproduce import LEVEL, NETWORKS, RESULTS
-from .rows import Rows
+from .rows import Rows, write_table
 
 NAMES = ("concrete", "wine-red")
 LAYERS = {"last layer": 1, "last two layers": 2, "all": 3}
@@ -85,14 +85,6 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join([*lines, ""])
 
 
-def write(results: Path) -> bool:
-    """The table, where there are results."""
-    table = Rows(results, KEY).read()
-    if not table.empty:
-        results.with_suffix(".md").write_text(markdown(table))
-    return not table.empty
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments parameters", description=__doc__.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
@@ -110,6 +102,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     if (name, split) not in rows.done():
                         rows.append(list(study(protocol, i)))
                     bar.update()
-    write(options.out)
+    write_table(options.out, KEY, markdown)
     if available.malformed:
         raise SystemExit(1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from . import calibration_report, digits, energy, logodds, paper_report, parameters
 from .errors import Unusable
 from .reproduce import RESULTS
+from .rows import write_table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,10 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     written = [
         calibration_report.write(folder),
         paper_report.write(folder),
-        energy.write(folder / "energy.csv"),
-        parameters.write(folder / "parameters.csv"),
         digits.write(folder / "digits.csv"),
-        logodds.write(folder / "logodds.csv"),
+        write_table(folder / "energy.csv", energy.KEY, energy.markdown),
+        write_table(folder / "parameters.csv", parameters.KEY, parameters.markdown),
+        write_table(folder / "logodds.csv", logodds.KEY, logodds.markdown),
     ]
     if not any(written):
         raise Unusable(f"{folder} holds no results: no rows in methods.csv, score.csv, energy.csv … (see --help)")

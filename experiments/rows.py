@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -113,6 +113,14 @@ class Rows:
             for place in places
             if place < len(torn)
         )
+
+
+def write_table(results: Path, key: Sequence[str], markdown: Callable[[pd.DataFrame], str]) -> bool:
+    """The table beside its results, where there are any."""
+    table = Rows(results, key).read()
+    if not table.empty:
+        results.with_suffix(".md").write_text(markdown(table))
+    return not table.empty
 
 
 def _fields(line: str) -> list[str]:

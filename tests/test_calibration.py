@@ -387,7 +387,7 @@ def test_a_sample_of_the_training_rows_is_uniform_and_bounded():
     trace = RowTrace(512)
     for i in range(0, 20_000, 100):
         trace.update(Inputs.of(torch.arange(i, i + 100, dtype=torch.float64)[:, None]), torch.zeros(100, 1))
-    sample = trace.sample().pieces[0].first
+    sample = trace.sample().pieces[0].tensors[0]
     assert len(sample) == 512
     assert abs(sample.mean() - 10_000) < 4 * 20_000 / math.sqrt(12 * 512)
     assert len(trace.seen().hashes) == 20_000

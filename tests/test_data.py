@@ -23,7 +23,7 @@ class Unsized(Dataset):
 
 def collect(batches, rows=4):
     chunks = list(batches.chunks(lambda x: rows))
-    x, y = torch.cat([x.first for x, _, _ in chunks]), torch.cat([y[:, 0] for _, y, _ in chunks])
+    x, y = torch.cat([x.tensors[0] for x, _, _ in chunks]), torch.cat([y[:, 0] for _, y, _ in chunks])
     return x, y, [len(x) for x, _, _ in chunks]
 
 
@@ -42,7 +42,7 @@ def test_chunks_hold_every_row_once_and_in_order_whatever_the_batches(batch_size
 
 def test_rows_of_different_shape_are_not_mixed():
     source = [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(3, 5), torch.zeros(3)), (torch.zeros(1, 5), [0.0])]
-    assert [tuple(x.first.shape) for x, _, _ in read(source).chunks(lambda x: 10)] == [(2, 3), (4, 5)]
+    assert [tuple(x.tensors[0].shape) for x, _, _ in read(source).chunks(lambda x: 10)] == [(2, 3), (4, 5)]
 
 
 def test_empty_batches_are_passed_over():
@@ -73,16 +73,16 @@ def test_the_number_of_rows_is_known_where_it_can_be(loader, n):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.float16, bool, ">f8", np.longdouble])
 def test_arrays_of_any_number_type_are_read(dtype):
     values = np.array([[1, 0], [0, 1]], dtype=dtype)
-    assert Inputs.of(values).first.shape == (2, 2)
+    assert Inputs.of(values).tensors[0].shape == (2, 2)
     np.testing.assert_array_equal(targets(values[:, 0]), [[1.0], [0.0]])
     assert targets(values[:, :1]).dtype == torch.float64
 
 
 def test_reversed_and_read_only_arrays_are_read():
     values = np.arange(6.0).reshape(3, 2)
-    np.testing.assert_array_equal(Inputs.of(values[::-1]).first, values[::-1])
+    np.testing.assert_array_equal(Inputs.of(values[::-1]).tensors[0], values[::-1])
     values.flags.writeable = False
-    np.testing.assert_array_equal(Inputs.of(values).first, values)
+    np.testing.assert_array_equal(Inputs.of(values).tensors[0], values)
 
 
 @pytest.mark.parametrize(

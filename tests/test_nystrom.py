@@ -650,7 +650,7 @@ def test_every_row_of_a_stream_is_as_likely_in_a_sample(chunk):
         drawn = RowSample(3, seed)
         for i in range(0, 10, chunk):
             drawn.update(X[i : i + chunk])
-        rows = drawn.rows().pieces[0].first.numpy()
+        rows = drawn.rows().pieces[0].tensors[0].numpy()
         assert len(set(rows)) == 3
         counts[rows] += 1
         firsts[rows[0]] += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,6 +36,17 @@ def from_numpy(array: np.ndarray, what: str) -> Tensor:
     if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
         array = np.array(array, dtype=array.dtype.newbyteorder("="))
     return torch.from_numpy(np.asarray(array))
+
+
+def whole_numbers(values: Any, refusal: str) -> tuple[int, ...]:
+    """One whole number or several; a ValueError with the refusal where it is anything else."""
+    try:
+        numbers = (values,) if isinstance(values, int | np.integer) else tuple(values)
+    except TypeError:
+        numbers = ()
+    if not numbers or any(isinstance(each, bool) or not isinstance(each, int | np.integer) for each in numbers):
+        raise ValueError(f"{refusal}, got {values!r}")
+    return tuple(map(int, numbers))
 
 
 def described(value: object) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from . import data as reading
 from . import labels
+from .arrays import whole_numbers
 from .asking import check_outputs
 from .band import Band, Question
 from .capture import DEPENDS_ON_NOTHING
@@ -252,13 +253,7 @@ def _warnings(fits: Sequence[Fit], tally: Tally) -> list[str]:
 def _class_numbers(classes: Any) -> tuple[int, ...] | None:
     if classes is None:
         return None
-    numbers = [classes] if isinstance(classes, int | np.integer) else classes
-    try:
-        chosen = tuple(numbers)
-    except TypeError:
-        chosen = ()
-    if not chosen or any(isinstance(c, bool) or not isinstance(c, int | np.integer) for c in chosen):
-        raise ValueError(f"classes must be the number of a class, a list of numbers or 'predicted', got {classes!r}")
+    chosen = whole_numbers(classes, "classes must be the number of a class, a list of numbers or 'predicted'")
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"classes={list(chosen)} holds a class more than once")
-    return tuple(map(int, chosen))
+    return chosen

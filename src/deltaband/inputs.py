@@ -89,10 +89,6 @@ class Inputs:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    @property
-    def first(self) -> Tensor:
-        return self.tensors[0]
-
     def __str__(self) -> str:
         described = [f"shape {tuple(tensor.shape)} and {tensor.dtype}" for tensor in self.tensors]
         if self.single:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .arrays import whole_numbers
 from .band import Band, Question
 from .calibrating import calibrated
 from .calibration import Calibration, Side
@@ -83,7 +84,8 @@ class PredictionIntervals(Band):
         rule = Damping(damping, weight_decay, loss, batch_size)
         if loss == "cross_entropy":  # type: ignore[comparison-overlap]
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
-        self._outputs = _output_numbers(outputs)
+        refusal = "outputs must be the number of an output or a list of numbers"
+        self._outputs = None if outputs is None else whole_numbers(outputs, refusal)
         self._one_output = isinstance(outputs, int | np.integer)
         self._units = Units.of(target_transform)
         self._calibration: Calibration | None = None
@@ -320,19 +322,6 @@ class PredictionIntervals(Band):
                 "answer for this network. Raise the damping, or calibrate on held-out data"
             )
         return covariance
-
-
-def _output_numbers(outputs: Any) -> tuple[int, ...] | None:
-    if outputs is None:
-        return None
-    numbers = [outputs] if isinstance(outputs, int | np.integer) else outputs
-    try:
-        chosen = tuple(numbers)
-    except TypeError:
-        chosen = ()
-    if not chosen or any(isinstance(o, bool) or not isinstance(o, int | np.integer) for o in chosen):
-        raise ValueError(f"outputs must be the number of an output or a list of numbers, got {outputs!r}")
-    return tuple(map(int, chosen))
 
 
 def _warn(messages: list[str]) -> None:
