@@ -284,17 +284,9 @@ class Band:
         fits = []
         for outputs in groups:
             network = self._network(self._fitted_head(outputs))
-            fit = fitting.fit(
-                network,
-                batches,
-                self._engine,
-                self._damping,
-                memory,
-                progress,
-                partial(squares or self._squares, outputs),
-                self._noise,
-            )
-            fits.append(replace(fit, outputs=outputs))
+            rows, batches = fitting.begun(network, batches, self._engine, self._damping, memory, progress)
+            rows.take(batches, partial(squares or self._squares, outputs), progress)
+            fits.append(replace(rows.finish(self._damping, self._noise), outputs=outputs))
         return tuple(fits)
 
     def _fitted(self) -> tuple[Fit, ...]:

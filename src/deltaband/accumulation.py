@@ -1,0 +1,160 @@
+"""The training rows that a fit has taken in so far: an engine under way, and the sums beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import error
+from .asking import ask_sample, checked_gradients
+from .batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, Held
+from .capture import DEPENDS_ON_NOTHING, Layers
+from .covariance import Engine, Exact, Option, Problem
+from .damping import Damping
+from .data import EMPTY, Batches
+from .fitted import Fit
+from .gradients import Network
+from .inputs import Inputs
+from .recomputed import Recomputed
+from .trace import RowTrace, Sample
+from .twin import fingerprint, plain_autograd
+
+PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, in one question
+LEVERAGES = 512  # training rows whose leverages new rows are compared with
+
+Squares = Callable[[Tensor, Tensor, int], Tensor]  # outputs (b, m), targets, outputs returned -> squares (b, m)
+
+
+class Accumulation:
+    """Rows in, a `Fit` out: `take` any number of times, `merge` what others have taken, then `finish`."""
+
+    def __init__(self, network: Network, layers: Layers, engine: Engine, option: Option, memory: float) -> None:
+        """`engine` has been started, for the option that a plan chose; the network gives what it asks for, layer by
+        layer or not."""
+        self.network = network
+        self.layers = layers
+        self.engine = engine
+        problem, m = option.problem, network.n_outputs
+        self._remember = _Inputs(network, problem, memory - option.nbytes) if problem.recomputed else None
+        # rows are taken as they come; inner products are faster for many at once
+        self._rows_at_once = 0
+        if self._remember is not None:
+            self._rows_at_once = self._remember.together
+        elif network.layers is not None:
+            self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
+        self._n_sample = 0
+        if not isinstance(engine, Exact):
+            self._n_sample = error.affordable(option.engine, problem, memory) // m
+        self._n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // (m * problem.input_bytes)))
+        self._trace = RowTrace(max(self._n_leverages, self._n_sample))
+        self._rss = np.zeros(m)
+        self._energy = 0.0
+        self.count = 0
+
+    def take(self, batches: Batches, squares: Squares, progress: bool) -> None:
+        """Every row goes to the engine and the trace."""
+        waiting: list[GradientBatch] = []
+        network, before = self.network, self.count
+        with plain_autograd(network.device), bar("deltaband", batches, progress) as shown:
+            for chunk, (x, targets, first) in enumerate(batches.chunks(network.check)):
+                if chunk & (chunk - 1) == 0:  # the first, the second, the third, the fifth, the ninth …
+                    network.verify(x)
+                outputs = []
+                for group, (part, g) in zip(network.groups(), checked_gradients(network, x, first), strict=True):
+                    outputs.append(part.cpu())
+                    waiting.append(g if self._remember is None else self._remember(x, group))
+                    if sum(map(len, waiting)) >= self._rows_at_once:
+                        self.engine.update(_together(waiting))
+                        waiting = []
+                    self._energy += float(g.squared_norms.sum())
+                self._trace.update(network.prepare(x), targets)
+                self._rss += squares(torch.cat(outputs, dim=1), targets, network.n_returned).sum(dim=0).numpy()
+                self.count += len(x)
+                shown.update(len(x))
+            if waiting:
+                self.engine.update(_together(waiting))
+        if not np.isfinite(self._rss).all():
+            raise ValueError("the squares of the residuals are too large for numbers: scale the targets")
+        if batches.n_rows is not None and self.count - before != batches.n_rows:
+            came = self.count - before
+            raise ValueError(f"{batches.n_rows} rows were announced but {came} came: give n_rows={came}")
+
+    def finish(self, damping: Damping, noise: bool = True) -> Fit:
+        """What the rows amount to; the engine is empty afterwards. `noise`: whether widths are those of observations,
+        √(1 + q), or in proportion to √q."""
+        network, m, count = self.network, self.network.n_outputs, self.count
+        if count == 0:
+            raise ValueError(EMPTY)
+        if self._energy == 0.0:
+            raise ValueError(DEPENDS_ON_NOTHING)
+        settings = self.engine.limited(2 * count * m)
+        with plain_autograd(network.device):
+            covariance = self.engine.finalise(damping.at(count, network.n_returned))
+        found = Fit(
+            covariance,
+            settings,
+            self._rss,
+            count,
+            network.n_parameters,
+            network.dtype,
+            fingerprint(network.twin),
+            self.layers,
+            network.layers is None,
+            self._trace.seen(),
+            n_returned=network.n_returned,
+            rows_at_once=min(self._rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * count * m))),
+        )
+        rows = self._trace.sample()
+        exact = covariance.error_bound == 0.0
+        if exact or (m > 1 and covariance.damping is not None):
+            found = _with_leverages(found, network, rows.between(0, self._n_leverages), exact)
+        if exact or min(len(rows), self._n_sample) * m < error.FEWEST_ROWS:
+            return found
+        found = replace(found, sample=rows.between(0, self._n_sample))
+        return found if covariance.damping is None else replace(found, error=error.report(network, found, noise=noise))
+
+
+def _with_leverages(found: Fit, network: Network, rows: Sample, exact: bool) -> Fit:
+    """What some of the training rows have: how p* is shared among the outputs, and h itself where it is exact."""
+    covariance = found.reference
+
+    def question(g: GradientBatch) -> np.ndarray:
+        return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
+
+    if network.n_outputs == 1:
+        return replace(found, leverages=ask_sample(network, rows, covariance.leverage, found.rows_at_once))
+    answers = ask_sample(network, rows, question, found.rows_at_once)  # (rows, m, 2)
+    h, q = answers[:, :, 0], answers[:, :, 1]
+    own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
+    shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
+    return replace(found, shares=shares, leverages=h if exact else found.leverages)
+
+
+def _together(batches: list[GradientBatch]) -> GradientBatch:
+    batch = GradientBatch.concatenate(batches)
+    return batch.merged() if all(isinstance(block, Held) for block in batch.blocks) else batch
+
+
+def bar(description: str, batches: Batches, progress: bool) -> Any:
+    """It stays away where the work is done within two seconds."""
+    from tqdm.auto import tqdm
+
+    return tqdm(total=batches.n_rows, desc=description, unit=" rows", delay=2, leave=False, disable=not progress)
+
+
+class _Inputs:
+    """Of each row the input alone, in the place of its gradient."""
+
+    def __init__(self, network: Network, problem: Problem, spare: float) -> None:
+        self._network = network.again(network.layers, own_weights=True)
+        # half is for the rows that meet them
+        weights = problem.n_parameters * problem.itemsize
+        self.together = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
+
+    def __call__(self, x: Inputs, group: slice) -> GradientBatch:
+        return GradientBatch((Recomputed(self._network, self._network.prepare(x), group, self.together),))
