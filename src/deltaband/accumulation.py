@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -33,12 +34,16 @@ Squares = Callable[[Tensor, Tensor, int], Tensor]  # outputs (b, m), targets, ou
 class Accumulation:
     """Rows in, a `Fit` out: `take` any number of times, `merge` what others have taken, then `finish`."""
 
-    def __init__(self, network: Network, layers: Layers, engine: Engine, option: Option, memory: float) -> None:
+    def __init__(
+        self, network: Network, layers: Layers, engine: Engine, option: Option, memory: float, seed: int = 0
+    ) -> None:
         """`engine` has been started, for the option that a plan chose; the network gives what it asks for, layer by
         layer or not."""
         self.network = network
         self.layers = layers
         self.engine = engine
+        self.fingerprint = fingerprint(network.twin)
+        self._option, self._memory = option, memory
         problem, m = option.problem, network.n_outputs
         self._remember = _Inputs(network, problem, memory - option.nbytes) if problem.recomputed else None
         # rows are taken as they come; inner products are faster for many at once
@@ -47,14 +52,54 @@ class Accumulation:
             self._rows_at_once = self._remember.together
         elif network.layers is not None:
             self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
-        self._n_sample = 0
+        self._n_compared = 0
         if not isinstance(engine, Exact):
-            self._n_sample = error.affordable(option.engine, problem, memory) // m
+            self._n_compared = error.affordable(option.engine, problem, memory) // m
         self._n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // (m * problem.input_bytes)))
-        self._trace = RowTrace(max(self._n_leverages, self._n_sample))
+        self._trace = RowTrace(max(self._n_leverages, self._n_compared), seed)
         self._rss = np.zeros(m)
         self._energy = 0.0
         self.count = 0
+
+    def beside(self) -> Accumulation:
+        """An empty one that can be merged into this one."""
+        return Accumulation(
+            self.network, self.layers, self.engine.beside(), self._option, self._memory, seed=self.count
+        )
+
+    @classmethod
+    def of(cls, fit: Fit, network: Network, engine: Engine, memory: float) -> Accumulation:
+        """The rows that were fitted to. The fit stays as it is."""
+        network.n_outputs, network.n_returned = m, _ = fit.n_outputs, fit.n_returned
+        n, p, itemsize = fit.n_rows * m, fit.n_parameters, network.dtype.itemsize
+        sample = fit.sample
+        input_bytes = max((x.nbytes // len(x) for x in sample.pieces), default=1)
+        problem = Problem(n, p, itemsize, fit.layers.factor_bytes, input_bytes, fit.layers.inner_flops)
+        made = cls(network, fit.layers, engine.resumed(fit.covariance, n, p), Option(engine, problem), memory)
+        made._trace = RowTrace.resumed(fit.seen, sample, max(made._n_leverages, made._n_compared))
+        made._rss, made._energy, made.count = fit.rss.copy(), math.inf, fit.n_rows
+        made.fingerprint = fit.fingerprint
+        return made
+
+    def check(self, other: Accumulation) -> None:
+        """Whether the rows of the other can be taken in as well."""
+        if other.fingerprint != self.fingerprint:
+            raise ValueError("the model's weights are not the same for all parts of the rows: fit again from the start")
+        problem = replace(self._option.problem, n_rows=(self.count + other.count) * self.network.n_outputs)
+        if (needed := self._option.engine.nbytes(problem)) > self._memory:
+            raise MemoryError(
+                f"{self._option.engine!r} would hold {needed / 1e9:.3g} GB with these rows, and has "
+                f"{self._memory / 1e9:.3g} GB: begin again with an engine that does not grow with the rows, such as "
+                "RandomProjection(), or give more memory="
+            )
+
+    def merge(self, other: Accumulation) -> None:
+        """Take in the rows that another one has taken in."""
+        self.engine.merge(other.engine)
+        self._trace.merge(other._trace)
+        self._rss = self._rss + other._rss
+        self._energy += other._energy
+        self.count += other.count
 
     def take(self, batches: Batches, squares: Squares, progress: bool) -> None:
         """Every row goes to the engine and the trace."""
@@ -102,7 +147,7 @@ class Accumulation:
             count,
             network.n_parameters,
             network.dtype,
-            fingerprint(network.twin),
+            self.fingerprint,
             self.layers,
             network.layers is None,
             self._trace.seen(),
@@ -111,12 +156,13 @@ class Accumulation:
         )
         rows = self._trace.sample()
         exact = covariance.error_bound == 0.0
+        n_compared = 0 if exact else min(len(rows), self._n_compared)
+        found = replace(found, sample=rows, n_compared=n_compared if n_compared * m >= error.FEWEST_ROWS else 0)
         if exact or (m > 1 and covariance.damping is not None):
             found = _with_leverages(found, network, rows.between(0, self._n_leverages), exact)
-        if exact or min(len(rows), self._n_sample) * m < error.FEWEST_ROWS:
+        if not found.n_compared or covariance.damping is None:
             return found
-        found = replace(found, sample=rows.between(0, self._n_sample))
-        return found if covariance.damping is None else replace(found, error=error.report(network, found, noise=noise))
+        return replace(found, error=error.report(network, found, noise=noise))
 
 
 def _with_leverages(found: Fit, network: Network, rows: Sample, exact: bool) -> Fit:

@@ -92,7 +92,9 @@ class Band:
         with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
             groups, batches = self._look(batches)
             network = self._network(self._fitted_head(groups[0]))
-            return fitting.planned(network, batches, self._engine, self._damping, self._memory_each(len(groups)))[0]
+            return fitting.planned(
+                network, batches, self._engine, self._damping, self._memory_each(len(groups)), batches.n_rows
+            )[0]
 
     def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
         """How far the widths are from those of `Exact()`, estimated: for the rows `x`, or for some training rows.
@@ -119,7 +121,7 @@ class Band:
         if fit.covariance.error_bound == 0.0:
             return ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine))
         self._covariance(fit)
-        if fit.sample is None:
+        if not min(fit.n_compared, len(fit.sample)):
             raise ValueError(
                 f"an estimate needs {error.FEWEST_ROWS} training rows, and memory for the exact method on them; a band "
                 "from a file has none unless it was saved with save(..., sample=True)"
@@ -259,7 +261,13 @@ class Band:
         network = self._network()
         outputs = network.outputs(x).cpu().double()
         self._check_targets(outputs, y)
-        return self._groups(network.n_returned), batches
+        groups = self._groups(network.n_returned)
+        if len(groups) > 1 and not batches.twice:
+            raise ValueError(
+                "gram='own' reads the data once for each output, which an iterator or generator does not allow: "
+                "give arrays X and y, a DataLoader, or a list of batches"
+            )
+        return groups, batches
 
     def _memory_each(self, n_fits: int) -> float | None:
         if n_fits == 1:
@@ -273,18 +281,15 @@ class Band:
         """A fit for each of `_groups`. `squares` stands in for `_squares`, for who wants to see more than a sum."""
         batches = self._read(data, y, n_rows)
         if self._engine is not None:
-            fitting.check(self._engine, batches, self._damping)
+            fitting.check(self._engine, batches, self._damping, batches.n_rows)
         groups, batches = self._look(batches)
-        if len(groups) > 1 and not batches.twice:
-            raise ValueError(
-                "gram='own' reads the data once for each output, which an iterator or generator does not allow: "
-                "give arrays X and y, a DataLoader, or a list of batches"
-            )
         memory = self._memory_each(len(groups))
         fits = []
         for outputs in groups:
             network = self._network(self._fitted_head(outputs))
-            rows, batches = fitting.begun(network, batches, self._engine, self._damping, memory, progress)
+            rows, batches = fitting.begun(
+                network, batches, self._engine, self._damping, memory, progress, batches.n_rows
+            )
             rows.take(batches, partial(squares or self._squares, outputs), progress)
             fits.append(replace(rows.finish(self._damping, self._noise), outputs=outputs))
         return tuple(fits)

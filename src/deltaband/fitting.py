@@ -20,7 +20,12 @@ from .twin import plain_autograd
 
 
 def planned(
-    network: Network, batches: Batches, engine: Engine | None, damping: Damping, memory: float | None
+    network: Network,
+    batches: Batches,
+    engine: Engine | None,
+    damping: Damping,
+    memory: float | None,
+    in_all: int | None,
 ) -> tuple[Plan, Inputs, Batches]:
     """The plan, the first rows, and the data as if nothing had been read. The network knows its layers afterwards."""
     x, _, batches = batches.peek()
@@ -33,7 +38,7 @@ def planned(
         seconds = time.perf_counter() - start
     m = network.n_outputs
     problem = Problem(
-        None if batches.n_rows is None else batches.n_rows * m,
+        None if in_all is None else in_all * m,
         network.n_parameters,
         network.dtype.itemsize,
         layers.factor_bytes,
@@ -47,10 +52,16 @@ def planned(
 
 
 def begun(
-    network: Network, batches: Batches, engine: Engine | None, damping: Damping, memory: float | None, progress: bool
+    network: Network,
+    batches: Batches,
+    engine: Engine | None,  # None: the best that fits
+    damping: Damping,
+    memory: float | None,
+    progress: bool,
+    in_all: int | None,  # rows, if the batches are not all that will come
 ) -> tuple[Accumulation, Batches]:
-    """Nothing taken in yet, and the data as if nothing had been read. Without an engine it is the best that fits."""
-    schedule, x, batches = planned(network, batches, engine, damping, memory)
+    """Nothing taken in yet, and the data as if nothing had been read."""
+    schedule, x, batches = planned(network, batches, engine, damping, memory, in_all)
     option = schedule.chosen
     if option is None:
         used = "" if batches.twice else " (its first batch is read: a generator has to be made anew)"
@@ -64,14 +75,14 @@ def begun(
     with plain_autograd(network.device):
         sample = _sample(option.engine, network, batches, progress) if option.engine.sample_size else None
         started = option.engine.start(
-            n_rows=problem.n_rows, damping=damping.at(batches.n_rows, network.n_returned), sample=sample
+            n_rows=problem.n_rows, damping=damping.at(in_all, network.n_returned), sample=sample
         )
     return Accumulation(network, layers, started, option, schedule.memory), batches
 
 
-def check(engine: Engine, batches: Batches, damping: Damping) -> None:
+def check(engine: Engine, batches: Batches, damping: Damping, in_all: int | None) -> None:
     """Whether these data will do for this engine, before any of them is read."""
-    if engine.needs_damping and damping.at(batches.n_rows) is None:
+    if engine.needs_damping and damping.at(in_all) is None:
         raise ValueError(
             f"{type(engine).__name__} needs λ from the first row on: "
             + (

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from . import growing as growth
 from .arrays import whole_numbers
 from .band import Band, Question
 from .calibrating import calibrated
@@ -23,6 +26,9 @@ from .result import Intervals, like, parse_levels
 from .summary import describe
 from .units import Units
 from .warning import DeltabandWarning
+
+
+FINISHING = threading.RLock()  # several threads may ask a band that has rows to take in
 
 
 class PredictionIntervals(Band):
@@ -91,6 +97,7 @@ class PredictionIntervals(Band):
         self._one_output = isinstance(outputs, int | np.integer)
         self._units = Units.of(target_transform)
         self._calibration: Calibration | None = None
+        self._growing: tuple[growth.Growing, ...] = ()
         super().__init__(model, rule, covariance, memory, parameters, output, batch, gram)
 
     def fit(self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = True) -> PredictionIntervals:
@@ -103,8 +110,48 @@ class PredictionIntervals(Band):
         fits = self._fit_to(data, y, n_rows, progress)
         # which may be errors: then nothing has changed
         _warn(list(dict.fromkeys(message for fit in fits for message in fit.warnings())))
-        self._fits, self._calibration = fits, None
+        self._fits, self._growing, self._calibration = fits, (), None
         return self
+
+    def partial_fit(
+        self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = False
+    ) -> PredictionIntervals:
+        """Take in some of the training rows, after those that are there already: of `fit`, of `load`, or of
+        `partial_fit` itself. All parts together are one fit; what they amount to is worked out when it is asked for.
+
+        `n_rows` is how many rows there will be in all, if that is known: with the first part it helps `"auto"` to
+        choose, and `ImportantDirections` needs it where λ follows from `weight_decay`. `Nystrom` draws its landmarks
+        from the first part. A calibration ends with new rows, with a warning.
+        """
+        with FINISHING:
+            growing = self._growing or (growth.resumed(self, self._fits) if self._fits else ())
+            grown = growth.taken_in(self, growing, data, y, n_rows, progress)
+            self._take_over(grown)
+        return self
+
+    def merge(self, other: PredictionIntervals) -> PredictionIntervals:
+        """Add the training rows of another band, fitted elsewhere with the same options to the same network."""
+        growth.check_alike(self, other)
+        mine, theirs = (growth.resumed(band, band._fitted()) for band in (self, other))
+        with FINISHING:
+            self._take_over(growth.merged(mine, theirs))
+        return self
+
+    def _take_over(self, grown: tuple[growth.Growing, ...]) -> None:
+        ended, self._growing, self._calibration = self._calibration, grown, None
+        if ended is not None:
+            _warn(["new training rows end the calibration, which was for the band without them: calibrate again"])
+
+    def _fitted(self) -> tuple[Fit, ...]:
+        with FINISHING:
+            if self._growing:
+                growing, self._growing, self._fits = self._growing, (), ()
+                fits = tuple(
+                    replace(rows.finish(self._damping, self._noise), outputs=outputs) for rows, outputs in growing
+                )
+                self._fits = fits
+                _warn(list(dict.fromkeys(message for fit in fits for message in fit.warnings())))
+        return super()._fitted()
 
     def calibrate(
         self, data: Any, y: Any = None, *, tune: bool = True, joint: bool = False, seed: int = 0
