@@ -27,7 +27,6 @@ from .summary import describe
 from .units import Units
 from .warning import DeltabandWarning
 
-
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to take in
 
 
