@@ -64,15 +64,14 @@ def check_alike(band: Band, other: Any) -> None:
     """Whether the sums of two bands can be added up."""
     if type(other) is not type(band):
         raise TypeError(f"merge takes another {type(band).__name__}, got {type(other).__name__}")
-    for name, mine in band._options().items():
-        theirs = other._options()[name]
-        if name == "memory" or repr(mine) == repr(theirs):
-            continue
-        raise ValueError(f"bands of different {name} cannot be merged: {mine!r} and {theirs!r}")
-    for mine, theirs in zip(band._fitted(), other._fitted(), strict=True):
-        if _settings(mine) != _settings(theirs):
-            raise ValueError(f"bands of different engines cannot be merged: {mine.engine!r} and {theirs.engine!r}")
-        columns = [fit.layers.order if not fit.by_rows else tuple(band._network().parameters) for fit in (mine, theirs)]
+    mine, theirs = (each._options() | each._functions() for each in (band, other))
+    for name in {**mine, **theirs}:
+        if name != "memory" and repr(mine.get(name)) != repr(theirs.get(name)):
+            raise ValueError(f"bands of different {name} cannot be merged: {mine.get(name)!r} and {theirs.get(name)!r}")
+    for fits in zip(band._fitted(), other._fitted(), strict=True):
+        if _settings(fits[0]) != _settings(fits[1]):
+            raise ValueError(f"bands of different engines cannot be merged: {fits[0].engine!r}, {fits[1].engine!r}")
+        columns = [tuple(band._network().parameters) if fit.by_rows else fit.layers.order for fit in fits]
         if columns[0] != columns[1]:
             raise ValueError(
                 "the bands have the parameters in different orders, as one has more rows than the network has "
