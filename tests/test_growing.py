@@ -255,7 +255,7 @@ def test_a_part_that_fails_changes_nothing():
 
 
 def test_the_exact_dual_grows_until_its_memory_ends():
-    band = PredictionIntervals(mlp(hidden=200), damping=1.0, covariance=Exact(), memory=4e5)
+    band = PredictionIntervals(mlp(hidden=200), damping=1.0, covariance=Exact(), memory=4.2e5)
     band.partial_fit(X[:80], Y[:80], n_rows=80)
     band.partial_fit(X[80:100], Y[80:100])
     with pytest.raises(MemoryError, match=re.escape("such as RandomProjection(), or give more memory=")):
