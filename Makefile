@@ -42,6 +42,7 @@ test-wheel: $(READY)
 
 # The pages are those of docs/ and the committed results, which they show: so the source is the whole repository.
 docs: .venv/docs
+	rm -rf site build/doctrees
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --conf-dir docs --doctree-dir build/doctrees . site
 
 lint: $(READY)
