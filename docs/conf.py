@@ -34,7 +34,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 88
+python_maximum_signature_line_length = 100
 # what annotations name that no page of ours describes
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|matplotlib|np|numpy|nn|sklearn|torch|typing)\..*"),
