@@ -45,9 +45,11 @@ def twin(model: nn.Module, chosen: Callable[[str], bool] = lambda name: True, ow
             raise ValueError(
                 f"parameter {name!r} is not initialised yet: call the lazy module once, or load its weights"
             )
-        shared[id(w)] = nn.Parameter(
-            w.detach().clone() if own_weights else w.detach(), w.requires_grad and chosen(name)
-        )
+        own = _outside_inference(w.detach())
+        shared[id(w)] = nn.Parameter(own.clone() if own_weights else own, w.requires_grad and chosen(name))
+    for buffer in model.buffers():
+        if buffer.is_inference():
+            shared[id(buffer)] = _outside_inference(buffer)
     for module in model.modules():
         for key, value in vars(module).items():
             # old-style weight_norm keeps a computed weight, which cannot be copied; arrays are data, not state; a
@@ -72,6 +74,12 @@ def twin(model: nn.Module, chosen: Callable[[str], bool] = lambda name: True, ow
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             _plain(module, copied)
     return copied
+
+
+def _outside_inference(tensor: Tensor) -> Tensor:
+    """A copy of what was made in inference mode, which no graph takes; others as they are."""
+    with torch.inference_mode(False):
+        return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _plain(table: nn.Embedding | nn.EmbeddingBag, model: nn.Module) -> None:
