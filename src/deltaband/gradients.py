@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from . import capture
+from .alone import real_tensors
 from .batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Held
 from .capture import Layers
 from .checks import check_output, check_own, check_same, distinct, first_difference
@@ -67,10 +68,10 @@ class Network:
             )
         for name, w in self.parameters.items():
             if w.dtype not in (torch.float32, torch.float64):
-                raise TypeError(
-                    f"parameter {name!r} is {w.dtype}, expected float32 or float64: "
-                    "convert a copy of the model first, for instance with copy.deepcopy(model).float()"
-                )
+                hint = "convert a copy of the model first, for instance with copy.deepcopy(model).float()"
+                if w.is_complex():
+                    hint = "write it as its real and imaginary parts, or leave it out with parameters="
+                raise TypeError(f"parameter {name!r} is {w.dtype}, expected float32 or float64: {hint}")
         tensors = list(self.parameters.values())
         self.n_parameters = sum(w.numel() for w in tensors)
         if self.n_parameters == 0:
@@ -129,6 +130,7 @@ class Network:
         versions = [w._version for w in self.twin.parameters()]
         remembered = given = 0
         last: str | None = None
+        coarse: list[str] = []
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal remembered
@@ -140,6 +142,8 @@ class Network:
                 nonlocal given, last
                 given += output.nbytes if isinstance(output, Tensor) else 0
                 last = name if name in self._layers else last
+                if capture.is_known(module) and capture.owned(module):
+                    coarse.extend(f"{name!r} in {each.dtype}" for each in real_tensors(output) if each.itemsize < 4)
 
             return hook
 
@@ -156,6 +160,11 @@ class Network:
                 hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
                 hint += "" if x.single else f"; its forward takes {inspect.signature(self.twin.forward)}"
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
+            if coarse:
+                raise TypeError(
+                    f"the network computes {coarse[0]}, of weights in {self.dtype} (torch.autocast in its forward?): "
+                    "such gradients are too coarse for JᵀJ; take the autocast off, or say enabled=self.training"
+                )
             check_output(y, b)
             y = self._headed(y, b)
         if versions != [w._version for w in self.twin.parameters()]:
