@@ -237,6 +237,24 @@ def test_a_model_that_has_changed_its_shape_or_precision_since_fit_is_noticed(da
         band.predict(data[0])
 
 
+def test_a_network_that_counts_its_calls_has_not_changed():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.layer(x)
+
+    X, y = torch.randn(60, 3), torch.randn(60)
+    model = Counting()
+    band = PredictionIntervals(model, damping=1.0).fit(X, y)  # without a warning, all of it
+    band.calibrate(X + 1e-3, y, tune=False).predict(X)
+    assert model.calls == 0
+
+
 def test_changed_weights_are_noticed_and_named(model, data):
     band = fitted(model, data)
     with torch.no_grad():
