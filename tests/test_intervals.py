@@ -399,7 +399,7 @@ def test_a_rank_that_is_too_small_is_warned_about():
         ({"weight_decay": -1e-2}, ValueError, "weight_decay must be a finite number"),
         ({"weight_decay": 1e-2, "damping": 1.0}, ValueError, "not both"),
         ({"weight_decay": 1e-2, "loss": "mae"}, ValueError, "squared errors"),
-        ({"weight_decay": 1e-2, "loss": "sum"}, ValueError, "batch_size goes with"),
+        ({"weight_decay": 1e-2, "loss": "sum"}, ValueError, "loss='sum' needs batch_size="),
         ({"weight_decay": 1e-2, "batch_size": 5}, ValueError, "batch_size goes with"),
         ({"weight_decay": 1e-2, "loss": "sum", "batch_size": 0}, ValueError, "batch_size must be a positive"),
         ({"covariance": "exact"}, TypeError, "covariance must be 'auto' or an engine"),
