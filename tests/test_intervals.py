@@ -255,6 +255,25 @@ def test_a_network_that_counts_its_calls_has_not_changed():
     assert model.calls == 0
 
 
+def test_a_cache_that_a_call_of_the_model_fills_is_no_change():
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.register_buffer("places", torch.zeros(0), persistent=False)
+
+        def forward(self, x):
+            if len(self.places) < x.shape[1]:
+                self.places = torch.arange(x.shape[1]) / 10
+            return self.layer(x + self.places)
+
+    X, y = torch.randn(60, 3), torch.randn(60)
+    model = Placed()
+    band = PredictionIntervals(model, damping=1.0).fit(X, y)
+    model(X)
+    band.calibrate(X + 1e-3, y, tune=False).predict(X)
+
+
 def test_changed_weights_are_noticed_and_named(model, data):
     band = fitted(model, data)
     with torch.no_grad():

@@ -145,8 +145,12 @@ math_attention = _MathAttention()  # its other kernels have no rule for vmap
 
 
 def fingerprint(twin: nn.Module) -> dict[str, str]:
-    """A digest of each parameter and buffer, what is trainable, and the types of the modules."""
-    state = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    """A digest of each parameter and buffer, what is trainable, and the types of the modules.
+
+    Buffers that a state_dict leaves out are caches, which a call of the model may fill.
+    """
+    cached = {f"{name}.{key}".lstrip(".") for name, m in twin.named_modules() for key in m._non_persistent_buffers_set}
+    state = {name: w for name, w in (*twin.named_parameters(), *twin.named_buffers()) if name not in cached}
     kinds = {f"module {name!r}": type(module).__qualname__ for name, module in twin.named_modules()}
     return {name: _digest(tensor) for name, tensor in state.items()} | kinds
 
