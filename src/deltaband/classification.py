@@ -237,8 +237,9 @@ def _warnings(fits: Sequence[Fit], tally: Tally) -> list[str]:
             )
         elif p_star < 1:
             messages.append(
-                f"the network is so sure of its training rows that they determine p* = {p_star:.2g} parameters: narrow "
-                "intervals then come from the weight decay, not from the data; look at leverage(x)"
+                f"the training rows determine no more than p* = {p_star:.2g} parameters, as the network is so sure of "
+                "them or λ so large: narrow intervals then come from the weight decay, not from the data; look at "
+                "leverage(x)"
             )
         missed = fit.covariance.missed_parameters
         if fit.error is not None:

@@ -69,6 +69,7 @@ def fit(
     squares: Squares,
     noise: bool = True,  # whether widths are those of observations, √(1 + q), or in proportion to √q
 ) -> Fit:
+    weights = fingerprint(network.twin)  # as the model has them: a forward pass may write to the twin's buffers
     schedule, x, batches = planned(network, batches, engine, damping, memory)
     option, layers = schedule.chosen, network.layers
     if option is None:
@@ -108,7 +109,7 @@ def fit(
         count,
         network.n_parameters,
         network.dtype,
-        fingerprint(network.twin),
+        weights,
         layers,
         network.layers is None,
         trace.seen(),

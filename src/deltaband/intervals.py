@@ -184,10 +184,9 @@ class PredictionIntervals(Band):
         lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, :, 0], upper[:, :, 0]
-        mean, lower, upper = self._units.original(outputs), self._units.original(lower), self._units.original(upper)
-        lower, upper = np.minimum(lower, upper), np.maximum(lower, upper)  # a transform may turn the order round
+        lower, upper = self._units.bounds(outputs, lower, upper)
         return Intervals(
-            self._like(x, mean),
+            self._like(x, self._units.original(outputs)),
             self._like(x, lower, -np.inf),
             self._like(x, upper, np.inf),
             levels[0] if np.ndim(level) == 0 else levels,
@@ -287,6 +286,7 @@ class PredictionIntervals(Band):
         n_returned = y.shape[1]
         chosen = tuple(o for group in self._groups(n_returned) for o in group)
         given, outputs = self._columns(chosen, targets, n_returned).numpy(), y[:, list(chosen)].numpy()
+        self._units.original(outputs)  # a transform that cannot take them is found before the work
         scaled = self._units.scaled(given)
         if scaled is None or len(given) < 8:
             return
