@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-integration check format lint type bench clean
+.PHONY: setup demo test test-integration test-browser check format lint type bench clean
 
 setup: $(READY)
 
@@ -26,6 +26,21 @@ test: $(READY)
 
 test-integration: .venv/integration
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/integration
+
+.venv/browser: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	touch $@
+
+# Debian's Chromium; the driver never downloads a browser of its own.
+/usr/bin/chromium:
+	@command -v apt-get > /dev/null || { echo "install Chromium as /usr/bin/chromium first"; exit 1; }
+	@if [ "$$(id -u)" = 0 ]; then run=; elif command -v sudo > /dev/null; then run=sudo; \
+	else echo "Chromium is missing, and apt-get needs root: install the package chromium first"; exit 1; fi; \
+	$$run apt-get -o DPkg::Lock::Timeout=600 update -qq && \
+	$$run apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends chromium fonts-dejavu-core
+
+test-browser: .venv/browser | /usr/bin/chromium
+	$(BIN)/python -m pytest tests/browser
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
