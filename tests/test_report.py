@@ -27,7 +27,7 @@ from deltaband import (
 )
 from deltaband.markup import Markup, element, escaped, together
 from deltaband.numerals import decimals, fixed, level_name, number, percent
-from deltaband.report import chance, charts, document
+from deltaband.report import chance, charts, sections
 from deltaband.report.columns import Column
 from deltaband.report.columns import read as read_columns
 from deltaband.report.groups import by_value, by_width
@@ -174,6 +174,25 @@ def test_a_coverage_is_off_only_where_it_matters_and_chance_does_not_explain_it(
     assert Coverage(0.95, 89, 100, among=10).verdict == "as asked"  # one of ten groups may be like this
 
 
+def test_a_band_is_judged_by_itself_and_a_small_calibration_set_explains_but_does_not_excuse_it():
+    few = Coverage(0.9, 803, 1000, calibration_rows=40)
+    assert few.verdict == "too low"
+    assert few.calibration_explains
+    assert "A calibration on 40 rows may be off by as much" in sections._few_calibration_rows(few)
+    for other in (
+        Coverage(0.9, 803, 1000, calibration_rows=4000),
+        Coverage(0.9, 803, 1000),
+        Coverage(0.9, 900, 1000, calibration_rows=40),
+    ):
+        assert sections._few_calibration_rows(other) == ""
+
+
+def test_training_rows_among_those_reported_on_are_noticed(band, rows):
+    X, y = rows
+    assert "were training rows" not in words(report.page(band, X[NEW], y[NEW]))
+    assert "33.3 % of the rows were training rows" in words(report.page(band, X[80:200], y[80:200]))
+
+
 def test_intervals_that_are_too_narrow_are_said_to_be(band, rows):
     X, y = rows[0][NEW], rows[1][NEW]
     assert "the intervals are too narrow" in words(report.page(band, X, y + 3))
@@ -251,6 +270,12 @@ def test_columns_may_come_from_pandas_and_hold_dates_and_gaps():
         "2024-01-01 12:00:00+00:00": 1,
         "2024-01-01 12:01:00+00:00": 1,
     }
+
+
+def test_a_column_may_have_the_name_of_something_of_ours(band, rows):
+    page = report.page(band, rows[0][NEW], rows[1][NEW], columns={"width": ["a"] * 240, "row": range(240)})
+    assert words(page).count("Coverage by width") == 2
+    assert "Coverage by row" in words(page)
 
 
 def test_a_group_that_is_covered_too_rarely_is_named(band, rows):
@@ -389,15 +414,15 @@ def test_infinite_intervals_have_a_page():
     upper = np.where(np.arange(n) % 10 == 0, np.inf, y + 1)
     coverage = Coverage(0.95, n, n)
     judged = Judged("prediction", y, Intervals(y, y - 1, upper, 0.95), coverage, (coverage,))
-    drawn = document._drawn(judged, 1000)
+    drawn = sections._drawn(judged, 1000)
     assert len(drawn) == 180
-    for picture in (charts.sorted_by_width(judged, drawn), charts.width_against_error(judged, drawn)):
+    for picture in (charts.sorted_by_width(judged, drawn).picture, charts.width_against_error(judged, drawn).picture):
         assert "nan" not in picture
         assert "inf" not in picture
-    assert "∞" in document._cards(judged)
+    assert "∞" in sections._cards(judged)
     assert counts(by_width(judged.width))["∞"] == 20
     everything = Judged("prediction", y, Intervals(y, np.full(n, -np.inf), upper, 0.95), coverage, (coverage,))
-    assert len(document._drawn(everything, 1000)) == 0
+    assert len(sections._drawn(everything, 1000)) == 0
     charts.sorted_by_width(everything, np.zeros(0, dtype=int))
     charts.width_against_error(everything, np.zeros(0, dtype=int))
 
@@ -453,8 +478,14 @@ def test_a_level_for_all_outputs_at_once_is_judged_so(several, rows):
     assert f"{100 * together_:.1f} % of 160 rows lie in their 90 % interval in all outputs at once" in page
 
 
+def test_outputs_may_have_the_same_name(several, rows):
+    band, Y = several
+    page = report.page(band, rows[0][NEW], Y[NEW], outputs=["a", "a", "a"])
+    assert [f'href="#output-{o}"' in page for o in range(3)] == [True] * 3
+
+
 def test_many_outputs_are_told_of_in_a_table_and_some_in_sections(monkeypatch, several, rows):
-    monkeypatch.setattr(document, "DETAILED", 2)
+    monkeypatch.setattr(sections, "DETAILED", 2)
     band, Y = several
     page = report.page(band, rows[0][NEW], Y[NEW])
     assert page.count('<section id="output-') == 2
@@ -477,12 +508,12 @@ def many(n):
 @pytest.mark.parametrize("n", [100, 5_000])
 def test_the_rows_drawn_are_few_and_misses_among_them(n):
     judged = many(n)
-    drawn = document._drawn(judged, 2_000)
+    drawn = sections._drawn(judged, 2_000)
     assert len(drawn) == min(n, 2_000) == len(np.unique(drawn))
     shown = int(judged.missed[drawn].sum())
     assert shown == min(int(judged.missed.sum()), 1_000)
     if n > 2_000:
-        assert f"2,000 of 5,000 rows are drawn, all {shown} misses among them." == document._thinned(judged, drawn)
+        assert f"2,000 of 5,000 rows are drawn, all {shown} misses among them. " == sections._thinned(judged, drawn)
     widest = judged.width.argmax()
     assert widest in drawn or judged.missed[widest]
 

@@ -98,7 +98,7 @@ class Axes:
     ) -> Axes:
         top, bottom = (28 if y_label else 8), height - (40 if x_label else 22)
         vertical = Scale(*y, bottom, top, log)
-        on_y = tuple(y_ticks if y_ticks is not None else vertical.ticks(max(2, height // 55)))
+        on_y = tuple(y_ticks if y_ticks is not None else vertical.ticks(max(3, height // 50)))
         left = 10 + LETTER * max((len(text) for _, text in on_y), default=0)
         horizontal = Scale(*x, left, width - 20, log)
         on_x = tuple(x_ticks if x_ticks is not None else horizontal.ticks(max(2, width // 90)))

@@ -27,9 +27,9 @@ def likely(covered: int, n: int) -> Range:
 def expected(level: float, n: int, calibration_rows: int | None = None, among: int = 1) -> Range:
     """Where the share of n rows that is covered should lie if intervals keep to their level: binomial.
 
-    The coverage of a calibrated band depends on the rows it was calibrated on, Beta(k, c + 1 − k) for the k-th of c
-    scores, and the share among n rows on that: beta-binomial. Where one of several shares is looked for that is off,
-    `among` so many each has a wider range, and all together are as often within theirs.
+    With a number c of calibration rows it is that over all draws of these: the coverage then is Beta(k, c + 1 − k), k
+    being the rank of the score that is the quantile, and the share beta-binomial. `among` several shares, of which one
+    is looked for that is off, each has a wider range, and all together are as often within theirs.
     """
     from scipy.stats import betabinom, binom
 

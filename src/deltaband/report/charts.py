@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,13 @@ from .chance import SURE, Range
 from .judged import Coverage, Judged
 
 CROWD = 200  # places of a curve that the eye can tell apart
-LONG_TAIL = 4.0  # an axis is cut where the largest numbers are as many times the bulk of them
+
+
+class Dots(NamedTuple):
+    """A picture of rows, and whether some lie beyond its axes."""
+
+    picture: Markup
+    cut: bool
 
 
 def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
@@ -44,7 +51,7 @@ def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
     )
 
 
-def sorted_by_width(judged: Judged, drawn: np.ndarray) -> Markup:
+def sorted_by_width(judged: Judged, drawn: np.ndarray) -> Dots:
     """Intervals less the prediction from the narrowest to the widest, targets within them, misses marked."""
     place_of = np.empty(len(judged.y), dtype=np.int64)
     order = np.argsort(judged.width, kind="stable")
@@ -54,38 +61,41 @@ def sorted_by_width(judged: Judged, drawn: np.ndarray) -> Markup:
     curve = evenly(finite, CROWD)
     error = judged.y - mean
     bounds = np.concatenate([(lower - mean)[curve], (upper - mean)[curve], error[drawn]])
+    bulk = within_the_bulk(bounds)
     axes = Axes.over(
         limits(np.array([1.0, len(order)]), room=0.02),
-        limits(within_the_bulk(bounds)),
+        limits(bulk),
         "rows, from the narrowest interval to the widest",
         "target − prediction",
     )
-    return axes.picture(
+    picture = axes.picture(
         axes.area(place_of[curve], (lower - mean)[curve], (upper - mean)[curve], fill=BAND),
         axes.line(axes.x_span, np.zeros(2), stroke=BLUE, stroke_width=1),
         _rows(axes, place_of[drawn], error[drawn], drawn, judged.missed),
         describe="Targets less predictions and their intervals, sorted by width",
     )
+    return Dots(picture, len(bulk) < len(bounds))
 
 
-def width_against_error(judged: Judged, drawn: np.ndarray) -> Markup:
+def width_against_error(judged: Judged, drawn: np.ndarray) -> Dots:
     """What lies above the line is missed, where intervals are symmetric."""
     error, width = np.abs(judged.y - judged.intervals.mean), judged.width
     drawn = drawn[np.isfinite(width[drawn])]
-    spread = within_the_bulk(width[drawn])
+    wide, high = within_the_bulk(width[drawn]), within_the_bulk(error[drawn])
     constant = len(drawn) > 0 and np.ptp(width[drawn]) <= 1e-5 * width[drawn].max()
     axes = Axes.over(
-        limits(spread, room=0.04, zero=constant),
-        limits(within_the_bulk(error[drawn]), zero=True),
+        limits(wide, room=0.04, zero=constant),
+        limits(high, zero=True),
         "width of the interval",
         "|target − prediction|",
     )
     across = np.clip(axes.x_span, 2 * axes.y.low, 2 * axes.y.high)  # the line ends where the picture does
-    return axes.picture(
+    picture = axes.picture(
         axes.line(across, across / 2, stroke=GREY, stroke_width=1.5, stroke_dasharray="4 3"),
         _rows(axes, width[drawn], error[drawn], drawn, judged.missed),
         describe="Absolute errors over the width of the interval",
     )
+    return Dots(picture, min(len(wide), len(high)) < len(drawn))
 
 
 def whisker(share: float, likely: Range, level: float, low: float, off: bool) -> Markup:
@@ -130,9 +140,9 @@ def within_the_bulk(values: np.ndarray) -> np.ndarray:
     finite = values[np.isfinite(values)]
     if len(finite) < 100:
         return finite
-    low, middle, high = np.quantile(finite, [0.005, 0.5, 0.995])
-    room = (LONG_TAIL - 1) * (high - low)
-    return finite[(finite >= min(low, middle) - room) & (finite <= high + room)]
+    low, high = np.quantile(finite, [0.01, 0.99])
+    room = high - low
+    return finite[(finite >= low - room) & (finite <= high + room)]
 
 
 def _rows(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, missed: np.ndarray) -> Markup:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from .. import metrics
 from ..arrays import check_finite
-from ..calibration import AllOutputs
+from ..calibration import SEEN, AllOutputs
 from ..data import check_pair
 from ..data import targets as read_targets
 from ..inputs import Inputs
 from ..intervals import PredictionIntervals
 from ..result import Intervals, parse_levels
+from ..trace import pair_hashes, share_by_chance
 from .chance import Range, expected, likely
 
 CURVE = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98, 0.99)  # levels of the calibration curve
@@ -47,18 +48,26 @@ class Coverage:
 
     @cached_property
     def expected(self) -> Range:
-        return expected(self.level, self.n, self.calibration_rows, self.among)
+        return expected(self.level, self.n, among=self.among)
+
+    @property
+    def calibration_explains(self) -> bool:
+        """Whether another draw of as few calibration rows might have come out as far off."""
+        if self.calibration_rows is None:
+            return False
+        low, high = expected(self.level, self.n, self.calibration_rows)
+        return low <= self.share <= high
 
     @property
     def verdict(self) -> Verdict:
-        """Off only where chance does not explain it and it is enough to matter."""
+        """Of this very band: off only where chance does not explain it and it is enough to matter."""
         noticeable = abs(self.share - self.level) > NOTICEABLE * (1 - self.level)
         if noticeable and self.share < self.expected.low:
             return "too low"
         return "too high" if noticeable and self.share > self.expected.high else "as asked"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Judged:
     """The targets and intervals of one output."""
 
@@ -104,6 +113,7 @@ class Judgement:
     together: Coverage | None
     together_curve: tuple[Coverage, ...]
     out_of_reach: tuple[float, ...]  # levels of the curve that so few calibration rows do not allow
+    trained_on: float  # the share of rows that were training rows, 0 where chance makes rows equal as often
 
     @property
     def n_rows(self) -> int:
@@ -148,6 +158,7 @@ def judge(band: PredictionIntervals, x: Any, y: Any, level: float, names: Sequen
         jointly[at] if joint else None,
         jointly,
         tuple(each for each in asked if each not in levels),
+        _trained_on(band, X, read_targets(y)),
     )
 
 
@@ -155,6 +166,14 @@ def _targets(band: PredictionIntervals, y: Any) -> Tensor:  # (n, m)
     targets = band._columns(band.outputs_, read_targets(y), band._fitted()[0].n_returned)
     check_finite(targets, "targets")
     return targets
+
+
+def _trained_on(band: PredictionIntervals, X: Inputs, y: Tensor) -> float:
+    network, seen = band._network(), band._fitted()[0].seen
+    starts = range(0, len(X), ROWS_AT_ONCE)
+    parts = ((X[start : start + ROWS_AT_ONCE], y[start : start + ROWS_AT_ONCE]) for start in starts)
+    share = seen.share(np.concatenate([pair_hashes(network.prepare(x), part) for x, part in parts]))
+    return share if share > share_by_chance(seen.repeated, len(X)) + SEEN else 0.0
 
 
 def _predicted(

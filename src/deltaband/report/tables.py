@@ -40,7 +40,7 @@ def coverages(judged: Judged, groups: Sequence[Group], what: str) -> Markup:
         lines.append(
             element(
                 "tr",
-                element("th", group.name, scope="row", title=group.name),
+                element("th", element("span", group.name), scope="row", title=group.name),
                 element("td", f"{each.n:,}", class_="number"),
                 element(
                     "td", share, class_="number off" if off else "number", title="fewer than asked" if off else None
@@ -86,12 +86,12 @@ def settings(lines: Sequence[tuple[str, str]]) -> Markup:
     return element("table", element("tbody", *rows), class_="settings")
 
 
-def outputs(judged: Sequence[Judged], anchors: Mapping[str, str]) -> Markup:
+def outputs(judged: Sequence[Judged], anchors: Sequence[str | None]) -> Markup:
     """A line for each output; those that have a section of their own are links."""
     lines = []
-    for each in judged:
+    for each, anchor in zip(judged, anchors, strict=True):
         low, high = each.coverage.likely
-        name = element("a", each.name, href=f"#{anchors[each.name]}") if each.name in anchors else each.name
+        name = each.name if anchor is None else element("a", each.name, href=f"#{anchor}")
         off = each.promised and each.coverage.verdict != "as asked"
         shown = f"{percent(low)} – {percent(high)}"
         width = float(each.width.mean())
