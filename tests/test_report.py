@@ -272,6 +272,19 @@ def test_columns_may_come_from_pandas_and_hold_dates_and_gaps():
     }
 
 
+def test_where_all_rows_are_covered_too_rarely_only_groups_that_stand_out_are_named(band, rows):
+    X, y = rows[0][NEW], rows[1][NEW].clone()
+    y[::2] += 5
+    page = words(report.page(band, X, y, columns={"site": ["north", "north", "south", "south"] * 60}))
+    assert "Fewer rows are covered than asked for" in page
+    assert "Covered less often than asked for" not in page
+
+
+def test_widths_that_hardly_differ_have_names_that_do():
+    names = [group.name for group in by_width(np.linspace(1.0001, 1.0009, 50))]
+    assert len(set(names)) == 5
+
+
 def test_a_column_may_have_the_name_of_something_of_ours(band, rows):
     page = report.page(band, rows[0][NEW], rows[1][NEW], columns={"width": ["a"] * 240, "row": range(240)})
     assert words(page).count("Coverage by width") == 2

@@ -51,10 +51,12 @@ def by_width(width: np.ndarray) -> list[Group]:
         return [Group(f"all {number(float(width.mean()))}", np.arange(len(width)))]
     if len(finite) < len(width):
         return by_value(Column(width))
-    groups = [Group("", rows) for rows in np.array_split(np.argsort(width, kind="stable"), PARTS) if len(rows)]
+    parts = [rows for rows in np.array_split(np.argsort(width, kind="stable"), PARTS) if len(rows)]
+    edges = [(float(width[rows].min()), float(width[rows].max())) for rows in parts]
+    digits = next((k for k in (3, 4, 5) if len({number(low, k) for low, _ in edges}) == len(edges)), 6)
     return [
-        Group(f"{number(float(width[group.rows].min()), 3)} to {number(float(width[group.rows].max()), 3)}", group.rows)
-        for group in groups
+        Group(f"{number(low, digits)} to {number(high, digits)}", rows)
+        for (low, high), rows in zip(edges, parts, strict=True)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -84,8 +84,12 @@ class Judged:
 
     def of(self, rows: np.ndarray, among: int) -> Coverage:
         """The coverage of a group of rows, one of several."""
-        covered = len(rows) - int(self.missed[rows].sum())
-        return Coverage(self.coverage.level, covered, len(rows), self.coverage.calibration_rows, among)
+        return Coverage(self.coverage.level, len(rows) - int(self.missed[rows].sum()), len(rows), among=among)
+
+    def stands_out(self, rows: np.ndarray, among: int) -> bool:
+        """Whether a group is covered too rarely, also beside all rows."""
+        least = min(self.coverage.level, self.coverage.share)
+        return replace(self.of(rows, among), level=least).verdict == "too low"
 
     @cached_property
     def width(self) -> np.ndarray:

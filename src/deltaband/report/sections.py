@@ -138,16 +138,16 @@ def _worst(judged: Judged, groups: Sequence[tuple[str, Sequence[Group]]]) -> Mar
     """The groups of rows that are covered less often than asked for."""
     if not judged.promised:
         return Markup("")
-    found = [
-        (coverage.share, f"{name} {group.name} ({percent(coverage.share)})")
+    found = sorted(
+        (judged.of(group.rows, 1).share, f"{name} {group.name}")
         for name, of_name in groups
         if len(of_name) > 1
         for group in of_name
-        if (coverage := judged.of(group.rows, len(of_name))).verdict == "too low"
-    ]
+        if judged.stands_out(group.rows, len(of_name))
+    )
     if not found:
         return Markup("")
-    named = [text for _, text in sorted(found)[:MENTIONED]]
+    named = [f"{name} ({percent(share)})" for share, name in found[:MENTIONED]]
     more = f" and {len(found) - MENTIONED} more groups" if len(found) > MENTIONED else ""
     text = f"Covered less often than asked for, and not by chance: {'; '.join(named)}{more}."
     return element("p", text, class_="notice")
