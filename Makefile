@@ -36,8 +36,8 @@ test-integration: .venv/integration
 	@command -v apt-get > /dev/null || { echo "install Chromium as /usr/bin/chromium first"; exit 1; }
 	@if [ "$$(id -u)" = 0 ]; then run=; elif command -v sudo > /dev/null; then run=sudo; \
 	else echo "Chromium is missing, and apt-get needs root: install the package chromium first"; exit 1; fi; \
-	$$run apt-get -o DPkg::Lock::Timeout=600 update -qq && \
-	$$run apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends chromium fonts-dejavu-core
+	install="$$run env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 -qq"; \
+	$$install update && $$install install -y --no-install-recommends chromium fonts-dejavu-core
 
 test-browser: .venv/browser | /usr/bin/chromium
 	$(BIN)/python -m pytest tests/browser
