@@ -1,6 +1,5 @@
-"""Manners in a notebook: frames, short texts, small pictures; and that none of it is loaded before it is wanted."""
+"""Manners in a notebook: frames, short texts, small pictures."""
 
-import subprocess
 import sys
 from html.parser import HTMLParser
 
@@ -316,16 +315,3 @@ def test_of_several_outputs_one_is_plotted(data):
         with pytest.raises(ValueError, match="output must be a whole number from 0 to 1"):
             band.plot(X, Y, output=wrong)
     assert band.plot(X, Y, output=1).get_title() == band.plot(X, Y[:, 1], output=1).get_title()
-
-
-# --- nothing is loaded before it is wanted
-
-
-def test_importing_the_library_loads_none_of_its_extras():
-    code = """
-import sys, deltaband
-loaded = {name.split(".")[0] for name in sys.modules}
-extras = {"matplotlib", "pandas", "scipy", "sklearn", "IPython"} & loaded
-assert not extras, extras
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
