@@ -710,3 +710,13 @@ def test_a_few_far_away_do_not_flatten_all_others():
     assert charts.within_the_bulk(values).max() == 1.0
     assert charts.within_the_bulk(np.linspace(0, 1, 1000)).max() == 1.0
     assert charts.within_the_bulk(np.array([0.0, 1.0, 100.0])).max() == 100.0
+
+
+def test_a_band_from_a_file_has_the_same_page(rows, tmp_path):
+    X, y = rows
+    model = mlp()
+    band = PredictionIntervals(model, damping=1.0).fit(X[TRAIN], y[TRAIN], progress=False).calibrate(X[HELD], y[HELD])
+    band.save(tmp_path / "a.band")
+    loaded = PredictionIntervals.load(tmp_path / "a.band", model)
+    assert report.page(loaded, X[100:], y[100:], level=0.9) == report.page(band, X[100:], y[100:], level=0.9)
+    assert loaded._repr_html_() == band._repr_html_()
