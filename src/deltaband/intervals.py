@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -20,9 +20,12 @@ from .damping import Damping
 from .fitted import Fit
 from .gradients import Head
 from .result import Intervals, like, parse_levels
-from .summary import describe
+from .summary import Line, describe, screen
 from .units import Units
 from .warning import DeltabandWarning
+
+if TYPE_CHECKING:  # matplotlib is an extra
+    from matplotlib.axes import Axes
 
 
 class PredictionIntervals(Band):
@@ -225,6 +228,22 @@ class PredictionIntervals(Band):
         _, h = self._asked(x, [self._covariance(fit).leverage for fit in self._fitted()])
         return self._like(x, np.stack(h, axis=1))
 
+    def plot(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        level: float | Sequence[float] = 0.95,
+        output: int | None = None,
+        data: tuple[Any, Any] | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """The band over an `x` of one feature, with its targets `y` and training `data=(x, y)` where given; for other
+        inputs the intervals sorted by width, which takes `y`. `output` is the one to show, of several."""
+        from . import plots
+
+        return plots.fitted(self.predict(x, level), x, y, output=output, data=data, ax=ax)
+
     @property
     def noise_std_(self) -> float | np.ndarray:
         """s of each output, in the units of the target; NaN where n − p* ≤ 0 or λ is not known.
@@ -234,14 +253,28 @@ class PredictionIntervals(Band):
         noise = self._units.length(np.concatenate([fit.noise_std for fit in self._fitted()]))
         return float(noise[0]) if self._is_single else noise
 
+    @property
+    def outputs_(self) -> tuple[int, ...]:
+        """Which of the network's outputs there are intervals for."""
+        return tuple(o for fit in self._fitted() for o in fit.outputs)
+
+    @property
+    def warnings_(self) -> tuple[str, ...]:
+        """What `fit` and `calibrate` have warned of."""
+        said = [message for fit in self._fitted() for message in fit.warnings()]
+        return tuple(dict.fromkeys(said + (self._calibration.warnings() if self._calibration is not None else [])))
+
     def summary(self) -> str:
         """What was fitted, on one screen."""
-        return describe(self.model, self._fitted(), self._damping, self._calibration)
+        return screen("PredictionIntervals", self._described())
 
     def __repr__(self) -> str:
         if self._fits:
             return self.summary()
         return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.covariance!r}), not fitted"
+
+    def _described(self) -> list[Line]:
+        return describe(self.model, self._fitted(), self._damping, self._calibration)
 
     # --- what a file holds
 

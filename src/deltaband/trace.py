@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +21,11 @@ class SeenRows(NamedTuple):
     def share(self, hashes: np.ndarray) -> float:
         """How many of these rows were trained on."""
         return float(np.isin(hashes, self.hashes).mean())
+
+
+def share_by_chance(repeated: float, n: int) -> float:
+    """How many of n new rows may equal training rows where so many training rows equal another."""
+    return repeated + 4 * math.sqrt(repeated * (1 - repeated) / n)
 
 
 @dataclass(frozen=True)
