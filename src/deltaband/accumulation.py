@@ -35,14 +35,21 @@ class Accumulation:
     """Rows in, a `Fit` out: `take` any number of times, `merge` what others have taken, then `finish`."""
 
     def __init__(
-        self, network: Network, layers: Layers, engine: Engine, option: Option, memory: float, seed: int = 0
+        self,
+        network: Network,
+        layers: Layers,
+        engine: Engine,
+        option: Option,
+        memory: float,
+        weights: dict[str, str],  # their fingerprint
+        seed: int = 0,
     ) -> None:
         """`engine` has been started, for the option that a plan chose; the network gives what it asks for, layer by
         layer or not."""
         self.network = network
         self.layers = layers
         self.engine = engine
-        self.fingerprint = fingerprint(network.twin)
+        self.weights = weights
         self._option, self._memory = option, memory
         problem, m = option.problem, network.n_outputs
         self._remember = _Inputs(network, problem, memory - option.nbytes) if problem.recomputed else None
@@ -61,11 +68,13 @@ class Accumulation:
         self._energy = 0.0
         self.count = 0
 
-    def beside(self) -> Accumulation:
-        """An empty one that can be merged into this one."""
-        return Accumulation(
-            self.network, self.layers, self.engine.beside(), self._option, self._memory, seed=self.count
-        )
+    def beside(self, network: Network) -> Accumulation:
+        """An empty one that can be merged into this one, if the network is still the same."""
+        weights = fingerprint(network.twin)
+        network.layers = self.network.layers
+        network.n_outputs, network.n_returned = self.network.n_outputs, self.network.n_returned
+        engine = self.engine.beside()
+        return Accumulation(network, self.layers, engine, self._option, self._memory, weights, seed=self.count)
 
     @classmethod
     def of(cls, fit: Fit, network: Network, engine: Engine, memory: float) -> Accumulation:
@@ -75,15 +84,15 @@ class Accumulation:
         sample = fit.sample
         input_bytes = max((x.nbytes // len(x) for x in sample.pieces), default=1)
         problem = Problem(n, p, itemsize, fit.layers.factor_bytes, input_bytes, fit.layers.inner_flops)
-        made = cls(network, fit.layers, engine.resumed(fit.covariance, n, p), Option(engine, problem), memory)
+        resumed = engine.resumed(fit.covariance, n, p)
+        made = cls(network, fit.layers, resumed, Option(engine, problem), memory, fit.fingerprint)
         made._trace = RowTrace.resumed(fit.seen, sample, max(made._n_leverages, made._n_compared))
         made._rss, made._energy, made.count = fit.rss.copy(), math.inf, fit.n_rows
-        made.fingerprint = fit.fingerprint
         return made
 
     def check(self, other: Accumulation) -> None:
         """Whether the rows of the other can be taken in as well."""
-        if other.fingerprint != self.fingerprint:
+        if other.weights != self.weights:
             raise ValueError("the model's weights are not the same for all parts of the rows: fit again from the start")
         problem = replace(self._option.problem, n_rows=(self.count + other.count) * self.network.n_outputs)
         if (needed := self._option.engine.nbytes(problem)) > self._memory:
@@ -147,7 +156,7 @@ class Accumulation:
             count,
             network.n_parameters,
             network.dtype,
-            self.fingerprint,
+            self.weights,
             self.layers,
             network.layers is None,
             self._trace.seen(),

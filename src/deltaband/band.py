@@ -22,14 +22,18 @@ from .batch import GradientBatch
 from .choice import Choice
 from .covariance import Covariance, Engine, Plan, Spectrum
 from .covariance.memory import free_memory
+from .covariance.spectral import SpectralCovariance
 from .damping import Damping
 from .data import Batches
 from .error import ErrorReport
 from .fitted import Fit
 from .gradients import Head, Network
 from .inputs import Inputs
+from .summary import Line
 from .twin import fingerprint
 from .warning import DeltabandWarning
+
+QUICK = 1_000  # eigenvalues of a matrix of this size take a moment
 
 Question = Callable[[GradientBatch], np.ndarray]
 
@@ -199,7 +203,32 @@ class Band:
         """Trainable parameters of the network, of those that were chosen."""
         return self._fitted()[0].n_parameters
 
+    def _repr_html_(self) -> str:
+        """For notebooks: what was fitted, and its spectrum where that is quickly had."""
+        from . import notebook
+        from .markup import element
+
+        try:
+            damping = self._fitted()[0].covariance.damping
+        except NotFittedError:
+            return element("p", repr(self))
+        return notebook.summary(type(self).__name__, self._described(), self._quick_spectrum(), damping)
+
     # --- for those who are bands
+
+    def _described(self) -> list[Line]:
+        """The lines of the summary."""
+        raise NotImplementedError
+
+    def _quick_spectrum(self) -> Spectrum | None:
+        fit = self._fits[0]
+        known = isinstance(fit.covariance, SpectralCovariance)
+        if fit.covariance.damping is None or not (known or min(fit.n_rows * fit.n_outputs, fit.n_parameters) <= QUICK):
+            return None
+        try:
+            return fit.covariance.spectrum()
+        except (ArithmeticError, MemoryError, np.linalg.LinAlgError, ValueError):  # showing a band must not fail
+            return None
 
     def _options(self) -> dict[str, Any]:
         """What it was constructed with, functions aside."""

@@ -16,7 +16,7 @@ from .data import EMPTY, Batches
 from .gradients import Network
 from .inputs import Inputs
 from .trace import RowSample
-from .twin import plain_autograd
+from .twin import fingerprint, plain_autograd
 
 
 def planned(
@@ -61,6 +61,7 @@ def begun(
     in_all: int | None,  # rows, if the batches are not all that will come
 ) -> tuple[Accumulation, Batches]:
     """Nothing taken in yet, and the data as if nothing had been read."""
+    weights = fingerprint(network.twin)  # as the model has them: a forward pass may write to the twin's buffers
     schedule, x, batches = planned(network, batches, engine, damping, memory, in_all)
     option = schedule.chosen
     if option is None:
@@ -77,7 +78,7 @@ def begun(
         started = option.engine.start(
             n_rows=problem.n_rows, damping=damping.at(in_all, network.n_returned), sample=sample
         )
-    return Accumulation(network, layers, started, option, schedule.memory), batches
+    return Accumulation(network, layers, started, option, schedule.memory, weights), batches
 
 
 def check(engine: Engine, batches: Batches, damping: Damping, in_all: int | None) -> None:

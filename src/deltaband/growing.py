@@ -31,10 +31,11 @@ def taken_in(
         fitting.check(band._engine, batches, band._damping, in_all)
     new = []
     for i, outputs in enumerate(groups):
+        network = band._network(band._fitted_head(outputs))
         if growing:
-            rows = growing[i].rows.beside()
+            rows = growing[i].rows.beside(network)
         else:
-            network, memory = band._network(band._fitted_head(outputs)), band._memory_each(len(groups))
+            memory = band._memory_each(len(groups))
             rows, batches = fitting.begun(network, batches, band._engine, band._damping, memory, progress, in_all)
         rows.take(batches, partial(band._squares, outputs), progress)
         new.append(Growing(rows, outputs))

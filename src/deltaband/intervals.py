@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -23,9 +23,12 @@ from .damping import Damping
 from .fitted import Fit
 from .gradients import Head
 from .result import Intervals, like, parse_levels
-from .summary import describe
+from .summary import Line, describe, screen
 from .units import Units
 from .warning import DeltabandWarning
+
+if TYPE_CHECKING:  # matplotlib is an extra
+    from matplotlib.axes import Axes
 
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to take in
 
@@ -144,11 +147,15 @@ class PredictionIntervals(Band):
     def _fitted(self) -> tuple[Fit, ...]:
         with FINISHING:
             if self._growing:
-                growing, self._growing, self._fits = self._growing, (), ()
-                fits = tuple(
-                    replace(rows.finish(self._damping, self._noise), outputs=outputs) for rows, outputs in growing
-                )
-                self._fits = fits
+                try:
+                    fits = tuple(
+                        replace(rows.finish(self._damping, self._noise), outputs=outputs)
+                        for rows, outputs in self._growing
+                    )
+                except BaseException:  # the rows are gone: better no band than the one without them
+                    self._fits, self._growing = (), ()
+                    raise
+                self._fits, self._growing = fits, ()
                 _warn(list(dict.fromkeys(message for fit in fits for message in fit.warnings())))
         return super()._fitted()
 
@@ -230,10 +237,9 @@ class PredictionIntervals(Band):
         lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, :, 0], upper[:, :, 0]
-        mean, lower, upper = self._units.original(outputs), self._units.original(lower), self._units.original(upper)
-        lower, upper = np.minimum(lower, upper), np.maximum(lower, upper)  # a transform may turn the order round
+        lower, upper = self._units.bounds(outputs, lower, upper)
         return Intervals(
-            self._like(x, mean),
+            self._like(x, self._units.original(outputs)),
             self._like(x, lower, -np.inf),
             self._like(x, upper, np.inf),
             levels[0] if np.ndim(level) == 0 else levels,
@@ -272,6 +278,22 @@ class PredictionIntervals(Band):
         _, h = self._asked(x, [self._covariance(fit).leverage for fit in self._fitted()])
         return self._like(x, np.stack(h, axis=1))
 
+    def plot(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        level: float | Sequence[float] = 0.95,
+        output: int | None = None,
+        data: tuple[Any, Any] | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """The band over an `x` of one feature, with its targets `y` and training `data=(x, y)` where given; for other
+        inputs the intervals sorted by width, which takes `y`. `output` is the one to show, of several."""
+        from . import plots
+
+        return plots.fitted(self.predict(x, level), x, y, output=output, data=data, ax=ax)
+
     @property
     def noise_std_(self) -> float | np.ndarray:
         """s of each output, in the units of the target; NaN where n − p* ≤ 0 or λ is not known.
@@ -281,14 +303,28 @@ class PredictionIntervals(Band):
         noise = self._units.length(np.concatenate([fit.noise_std for fit in self._fitted()]))
         return float(noise[0]) if self._is_single else noise
 
+    @property
+    def outputs_(self) -> tuple[int, ...]:
+        """Which of the network's outputs there are intervals for."""
+        return tuple(o for fit in self._fitted() for o in fit.outputs)
+
+    @property
+    def warnings_(self) -> tuple[str, ...]:
+        """What `fit` and `calibrate` have warned of."""
+        said = [message for fit in self._fitted() for message in fit.warnings()]
+        return tuple(dict.fromkeys(said + (self._calibration.warnings() if self._calibration is not None else [])))
+
     def summary(self) -> str:
         """What was fitted, on one screen."""
-        return describe(self.model, self._fitted(), self._damping, self._calibration)
+        return screen("PredictionIntervals", self._described())
 
     def __repr__(self) -> str:
-        if self._fits:
+        if self._fits or self._growing:
             return self.summary()
         return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.covariance!r}), not fitted"
+
+    def _described(self) -> list[Line]:
+        return describe(self.model, self._fitted(), self._damping, self._calibration)
 
     # --- what a file holds
 
@@ -333,6 +369,7 @@ class PredictionIntervals(Band):
         n_returned = y.shape[1]
         chosen = tuple(o for group in self._groups(n_returned) for o in group)
         given, outputs = self._columns(chosen, targets, n_returned).numpy(), y[:, list(chosen)].numpy()
+        self._units.original(outputs)  # a transform that cannot take them is found before the work
         scaled = self._units.scaled(given)
         if scaled is None or len(given) < 8:
             return

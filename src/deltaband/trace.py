@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +26,11 @@ class SeenRows(NamedTuple):
         """The share of training rows that another training row is equal to."""
         same = self.hashes[1:] == self.hashes[:-1]
         return float((np.append(same, False) | np.append(False, same)).mean())
+
+
+def share_by_chance(repeated: float, n: int) -> float:
+    """How many of n new rows may equal training rows where so many training rows equal another."""
+    return repeated + 4 * math.sqrt(repeated * (1 - repeated) / n)
 
 
 @dataclass(frozen=True)

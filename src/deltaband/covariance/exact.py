@@ -130,7 +130,7 @@ class Exact:
     def _in_float64(self, block: Tensor) -> np.ndarray:
         """The block in one piece of memory that is used again and again: what is asked for anew each time adds up."""
         if self._scratch is None or self._scratch.shape[0] < len(block):
-            self._scratch = torch.empty(block.shape, dtype=torch.float64)
+            self._scratch = torch.empty(block.shape, dtype=torch.float64, device="cpu")
         return self._scratch[: len(block)].copy_(block).numpy()
 
 

@@ -145,7 +145,7 @@ class Nystrom:
         if not mine.spans(theirs):
             raise ValueError("sums over different landmarks cannot be merged: start both with the same sample")
         if other._gram is not None:
-            gram = other._gram if mine.T is theirs.T else mine.seen_from(theirs, other._gram)
+            gram = other._gram if np.array_equal(mine.T, theirs.T) else mine.seen_from(theirs, other._gram)
             self._gram = gram.copy(order="F") if self._gram is None else self._gram + gram
         self._n_rows += other._n_rows
         self._energy += other._energy
