@@ -68,7 +68,7 @@ def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
     }
     for cls in (
         *(Fit, Layers, ErrorReport, Sample, Inputs, GradientBatch, Held, Recomputed, Rows, Outer, Lookup),
-        *(nystrom.Basis, nystrom.Totals, sketched.Totals, tail.Tail, unheld.Unheld, projection.Projection),
+        *(nystrom.Basis, nystrom.RowSums, sketched.Totals, tail.Tail, unheld.Unheld, projection.Projection),
         *(calibration.Calibration, calibration.Scales),
     ):
         plain[cls] = tuple(field.name for field in fields(cls))

@@ -171,7 +171,7 @@ class Nystrom:
         tail = Tail(unseen, squares, self._pairs * max(n - m, 0) ** 2, n, rank=min(int(outside), p - r))
         seen = 1 - unseen / self._energy if unseen else 1.0
         name = f"Nyström, {m:,} landmarks ({r:,} directions, {100 * seen:.4g} % of ‖J‖²)"
-        totals = Totals(self._energy, self._sums.copy(), self._pairs)
+        totals = RowSums(self._energy, self._sums.copy(), self._pairs)
         covariance = NystromCovariance(basis, self._gram, tail, self.tail == "spread", damping, name, totals)
         self._clear()
         return covariance
@@ -206,7 +206,7 @@ class Nystrom:
 
 
 @dataclass(frozen=True)
-class Totals:
+class RowSums:
     """Over all rows."""
 
     energy: float  # ‖J‖²_F
@@ -266,7 +266,7 @@ class NystromCovariance(SpectralCovariance):
         corrected: bool,
         damping: float | None,
         name: str,
-        totals: Totals,
+        totals: RowSums,
     ) -> None:
         from . import cholesky
 
