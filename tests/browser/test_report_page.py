@@ -90,6 +90,9 @@ def number(text):
 
 
 def pointed_at(page, mark):
+    mark.scroll_into_view_if_needed()
+    # a scroll hides the tip, and is told to the page a frame later
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     box = mark.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     return page.locator("#tip")
@@ -101,7 +104,6 @@ def test_a_dot_that_is_pointed_at_tells_its_row_prediction_interval_and_target(p
     files, intervals, y = pages
     page = open_page(files["plain"])
     picture = page.locator("figure", has_text=figure).locator("svg").first
-    picture.scroll_into_view_if_needed()
     tip = pointed_at(page, picture.locator("circle[data-row]").nth(which))
     assert tip.is_visible()
     row = int(re.match(r"row (\d+)", tip.locator("b").inner_text()).group(1))  # of the nearest dot, if they overlap
@@ -125,7 +127,6 @@ def test_the_tip_goes_when_the_pointer_does(pages, open_page):
 def test_the_tip_stays_within_a_narrow_window(pages, open_page):
     page = open_page(pages[0]["plain"], viewport={"width": 375, "height": 800})
     picture = page.locator("figure > svg").nth(0)
-    picture.scroll_into_view_if_needed()
     box = pointed_at(page, picture.locator("circle").last).bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 375
