@@ -1,6 +1,6 @@
 """Prediction intervals for neural networks that are already trained."""
 
-from .band import NotFittedError
+from .band import ArtefactError, NotFittedError
 from .classification import ClassificationIntervals
 from .covariance import (
     Exact,
@@ -17,6 +17,7 @@ from .warning import DeltabandWarning
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "ArtefactError",
     "ClassIntervals",
     "ClassificationIntervals",
     "DeltabandWarning",

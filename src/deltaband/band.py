@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Real
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -36,11 +38,16 @@ class NotFittedError(ValueError, AttributeError):
     """Something was asked that only a fitted band can answer."""
 
 
+class ArtefactError(ValueError):
+    """A file that is no band, is damaged, or does not belong to the model."""
+
+
 class Band:
     """A network, which of its parameters count, and the covariances fitted to its training rows: one for all outputs,
     or with `gram="own"` one for each."""
 
     _noise = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
+    _held: tuple[str, ...] = ("_fits",)  # what fits and calibrations leave behind
 
     def __init__(
         self,
@@ -120,6 +127,40 @@ class Band:
         self._check_weights(network, fit)
         return error.report(network, fit, X, sample or error.MOST_ROWS, self._noise)
 
+    def save(self, path: str | Path, *, weights: bool = False, sample: bool = False) -> None:
+        """Write the fitted band to one safetensors file, which `load` reads. A crash leaves the old file as it was.
+
+        It holds a digest of the model's weights; with `weights=True` the weights themselves. What it holds of the
+        training data depends on the engine (docs/artefacts.md says what): `sample=True` adds up to 4,096 rows, which
+        `error_report` needs.
+        """
+        from . import storage
+
+        storage.save(self, path, weights=weights, sample=sample)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: nn.Module,
+        *,
+        strict: bool = True,
+        output: Callable[[Any], Tensor] | None = None,
+        batch: Callable[[Any], tuple[Any, Any]] | None = None,
+        target_transform: Any = None,
+    ) -> Self:
+        """The band that was saved, for the model that it was fitted to: it predicts the same, bit for bit.
+
+        Other weights are an error that names the first of them, with `strict=False` a warning. Functions are in no
+        file: `output`, `batch` and a scaler as `target_transform` have to be given again. No code in the file is run.
+        """
+        from . import storage
+
+        band = storage.load(path, model, strict=strict, output=output, batch=batch, target_transform=target_transform)
+        if not isinstance(band, cls):
+            raise TypeError(f"{path} holds {type(band).__name__}: load it with {type(band).__name__}.load")
+        return band
+
     def spectrum(self, output: int = 0) -> Spectrum:
         """The singular values of J that the engine recovered, and the matching eigenvalues of Σ⁻¹.
 
@@ -156,6 +197,33 @@ class Band:
         return self._fitted()[0].n_parameters
 
     # --- for those who are bands
+
+    def _options(self) -> dict[str, Any]:
+        """What it was constructed with, functions aside."""
+        parameters = self._parameters
+        if not isinstance(parameters, str):  # patterns or a function chose these
+            parameters = sorted(map(glob.escape, self._network().parameters))
+        return {
+            "damping": self._damping.damping,
+            "weight_decay": self._damping.weight_decay,
+            "covariance": self.covariance,
+            "memory": self.memory,
+            "parameters": parameters,
+            "gram": self._gram,
+        }
+
+    def _functions(self) -> dict[str, str]:
+        """What it was constructed with that no file can hold."""
+        given = {"output": self._output, "batch": self._pairs}
+        return {name: getattr(each, "__name__", repr(each)) for name, each in given.items() if each is not None}
+
+    def _about(self) -> dict[str, Any]:
+        """What else there is to tell about it, for those who look into a file."""
+        raise NotImplementedError
+
+    def summary(self) -> str:
+        """What was fitted, on one screen."""
+        raise NotImplementedError
 
     @property
     def _engine(self) -> Engine | None:

@@ -59,6 +59,7 @@ class ClassificationIntervals(Band):
     """
 
     _noise = False
+    _held = ("_fits", "_accuracies")
 
     def __init__(
         self,
@@ -158,6 +159,15 @@ class ClassificationIntervals(Band):
         return f"ClassificationIntervals({name}, λ {self._damping}, {self.covariance!r}), not fitted"
 
     # --- what of the network's outputs is asked about
+
+    def _options(self) -> dict[str, Any]:
+        classes: Any = "predicted" if self._predicted else self._classes
+        if self._one_class and self._classes is not None:
+            classes = self._classes[0]
+        return {**super()._options(), "classes": classes}
+
+    def _about(self) -> dict[str, Any]:
+        return {"training_accuracy": list(self._accuracies)}
 
     def _check_targets(self, y: Tensor, targets: Tensor) -> None:
         check_outputs(y)

@@ -64,6 +64,8 @@ class PredictionIntervals(Band):
     `predict` can be called from several threads.
     """
 
+    _held = ("_fits", "_calibration")
+
     def __init__(
         self,
         model: nn.Module,
@@ -241,6 +243,30 @@ class PredictionIntervals(Band):
         if self._fits:
             return self.summary()
         return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.covariance!r}), not fitted"
+
+    # --- what a file holds
+
+    def _options(self) -> dict[str, Any]:
+        outputs = self._outputs
+        affine = self._units.mean is not None
+        return {
+            **super()._options(),
+            "loss": self._damping.loss,
+            "batch_size": self._damping.batch_size,
+            "outputs": outputs[0] if outputs is not None and self._one_output else outputs,
+            **({"target_transform": (self._units.mean, self._units.std)} if affine else {}),
+        }
+
+    def _functions(self) -> dict[str, str]:
+        scaler = self._units.scaler
+        return super()._functions() | ({} if scaler is None else {"target_transform": type(scaler).__name__})
+
+    def _about(self) -> dict[str, Any]:
+        calibration = self._calibration
+        return {
+            "noise_std": np.atleast_1d(self.noise_std_).tolist(),
+            "calibration_rows": None if calibration is None else calibration.n_rows,
+        }
 
     # --- what of the network's outputs is asked about
 
