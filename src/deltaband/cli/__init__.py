@@ -45,5 +45,6 @@ def _show(
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"deltaband: {'error: ' if code != 130 else ''}{message}", file=sys.stderr)
+    text = "".join(each if each.isprintable() else "�" for each in message)  # names from files may be anything
+    print(f"deltaband: {'error: ' if code != 130 else ''}{text}", file=sys.stderr)
     return code

@@ -50,7 +50,10 @@ def load(
     features: Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
 ) -> Loaded:
-    known = about(path).get("notes") or {}
+    found = about(path)
+    known = found["notes"]
+    if found["kind"] != PredictionIntervals.__name__:
+        raise Refusal(f"{path} holds {found['kind']}: the command line is for PredictionIntervals")
     if model is None:
         named = known.get("model")
         which = f"--model {named}" if named else "--model package.module:factory"
@@ -60,9 +63,10 @@ def load(
     features = _names(known, "features", features, path)
     targets = _names(known, "targets", targets, path)
     made = network(model, trust=trust)
-    if weights := storage.weights(path):
-        fill(made, weights, str(path))
+    if found["holds_weights"]:  # else the factory's own must be those of the fit, which loading finds out
+        fill(made, storage.weights(path), str(path))
     band = storage.load(path, made)
+    assert isinstance(band, PredictionIntervals)
     return Loaded(band, features, targets, known)
 
 

@@ -82,7 +82,7 @@ Calibration = Annotated[
     typer.Option(
         metavar="FILE|FRACTION",
         help="Rows that the network was NOT trained on, to put the intervals right with: a file, or a share of "
-        "--train, namely the rows where numpy.random.default_rng(SEED).random(n) < FRACTION; leave these out in training.",
+        "--train, namely the rows where numpy.random.default_rng(SEED).random(n) < FRACTION; train without them.",
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of --calibration FRACTION.")]

@@ -12,7 +12,14 @@ import numpy as np
 
 
 def tell(found: Mapping[str, Any], text: str, as_json: bool) -> None:
-    print(json.dumps(plain(found), indent=2, ensure_ascii=False, allow_nan=False) if as_json else text, flush=True)
+    if as_json:
+        text = json.dumps(plain(found), indent=2, ensure_ascii=False, allow_nan=False)
+    print(shown(text), flush=True)
+
+
+def shown(text: str) -> str:
+    """Without what a terminal would obey: names and notes come from files."""
+    return "".join(each if each.isprintable() or each == "\n" else "�" for each in text)
 
 
 def plain(value: Any) -> Any:

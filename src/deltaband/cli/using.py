@@ -134,9 +134,9 @@ def inspect(band: BandFile, as_json: options.Json = False) -> None:
       deltaband inspect price.band
     """
     found = about(band)
-    known = found.get("notes") or {}
-    found = {**found, "notes": {key: _unpacked(key, value) for key, value in known.items()}}
-    tell(found, listing(found), as_json)
+    found["notes"] = {key: _unpacked(key, value) for key, value in found["notes"].items()}
+    others = {key: value for key, value in found.items() if key not in ("summary", "parameters", "fingerprint")}
+    tell(found, f"{found['summary']}\n\n{listing(others)}", as_json)
 
 
 def report(
