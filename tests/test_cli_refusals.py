@@ -78,7 +78,7 @@ CASES = {  # name: command, exit code, what the line says
     "a factory that raises": (
         fit(*WD, network_make="network:broken"),
         1,
-        "network:broken raised RuntimeError: RuntimeError: the weights are elsewhere",
+        "network:broken raised RuntimeError: the weights are elsewhere",
     ),
     "weights of another network": (
         fit(*WD, network_make="network:wide"),

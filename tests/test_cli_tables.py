@@ -81,7 +81,7 @@ def test_bad_cells_are_named_by_row_and_column(cells, message, tmp_path):
 
 def test_the_first_bad_row_counts_whichever_column_it_is_in(tmp_path):
     rows = pa.record_batch({"a": ["1", "1", "x"], "b": ["1", "y", "1"]})
-    with pytest.raises(Refusal, match="column 'b' holds text .* in row 2"):
+    with pytest.raises(Refusal, match=r"column 'b' holds text .* in row 2"):
         numbers(rows, ["a", "b"], tmp_path)
 
 

@@ -27,11 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show
-            warnings.simplefilter("always", DeltabandWarning)
+            warnings.simplefilter("default", DeltabandWarning)
             warnings.simplefilter("ignore", FutureWarning)  # of torch, to its own developers
             return run(given)
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", 130)
+        return _fail("interrupted", 130)
     except Exception as error:
         if debug:
             traceback.print_exc()

@@ -36,7 +36,11 @@ def one_line(error: BaseException, most: int = 800) -> str:
     """The message alone where it speaks for itself, with the kind of error where it does not."""
     text = str(error)
     if isinstance(error, MemoryError):  # what follows is the table of a plan
-        text = text.split("\n")[0] + ("" if len(text) == 0 else "; `deltaband plan` shows what would fit")
-    text = " ".join(text.split())
+        text = f"{text.splitlines()[0]}; `deltaband plan` shows what would fit" if text else "out of memory"
     spoken = isinstance(error, Refusal | ValueError | TypeError | MemoryError | OSError) and text
-    return (text if spoken else f"{type(error).__name__}: {text}".rstrip(": "))[:most]
+    return (" ".join(text.split()) if spoken else with_kind(error))[:most]
+
+
+def with_kind(error: BaseException) -> str:
+    """For errors of somebody else's code."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")

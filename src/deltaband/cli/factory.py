@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import Refusal, Usage, near, one_line
+from .errors import Refusal, Usage, near, one_line, with_kind
 
 HOW = "MODEL must be package.module:factory, or a .pt2 file of torch.export"
 
@@ -56,9 +56,9 @@ def _imported(name: str) -> Any:
             files = [path.stem for path in Path().glob("*.py")]
             where = "neither in the current folder nor installed"
             raise Refusal(f"there is no module {error.name!r}{near(error.name, files)}, {where}") from error
-        raise Refusal(f"importing {name} failed: {one_line(error)}") from error
+        raise Refusal(f"importing {name} failed: {with_kind(error)}") from error
     except (Exception, SystemExit) as error:
-        raise Refusal(f"importing {name} failed: {type(error).__name__}: {one_line(error)}") from error
+        raise Refusal(f"importing {name} failed: {with_kind(error)}") from error
 
 
 def _called(factory: Any, model: str) -> nn.Module:
@@ -73,7 +73,7 @@ def _called(factory: Any, model: str) -> nn.Module:
     try:
         made = factory()
     except (Exception, SystemExit) as error:
-        raise Refusal(f"{model} raised {type(error).__name__}: {one_line(error)}") from error
+        raise Refusal(f"{model} raised {with_kind(error)}") from error
     if not isinstance(made, nn.Module):
         raise Refusal(f"{model} returned {type(made).__name__}; a torch.nn.Module is expected")
     return made

@@ -19,7 +19,7 @@ from ..damping import Damping
 from ..intervals import PredictionIntervals
 from . import options
 from .engines import engine, nbytes
-from .errors import Refusal, Usage, listed, one_line
+from .errors import Refusal, Usage, listed, with_kind
 from .factory import network
 from .loading import dtype, notes
 from .pairs import Pairs, Part
@@ -238,10 +238,13 @@ def _prepared(
 
 def _outputs(model: nn.Module, x: torch.Tensor, features: Sequence[str] = ()) -> int:
     """How many numbers the network returns for a row; a refusal that names the columns where it returns none."""
+    device = next((w.device for w in model.parameters()), None)
     with torch.no_grad():
         try:
-            y = model(x[:2])
+            y = model(x[:2].to(device))
         except Exception as error:
             given = f"{len(features)} features ({listed(features)})"
-            raise Refusal(f"the network could not take {given}: {one_line(error)}; --features says which") from error
-    return y[0].numel() if isinstance(y, torch.Tensor) and y.ndim else 1  # what is wrong with it, the library says
+            raise Refusal(f"the network could not take {given}: {with_kind(error)}; --features says which") from error
+    if not isinstance(y, torch.Tensor):
+        raise Refusal(f"the network returns {type(y).__name__}: let the factory return one that picks the prediction")
+    return y[0].numel() if y.ndim else 1  # what else is wrong with it, the library says
