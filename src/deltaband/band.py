@@ -121,7 +121,8 @@ class Band:
         self._covariance(fit)
         if fit.sample is None:
             raise ValueError(
-                f"an estimate needs {error.FEWEST_ROWS} training rows, and memory for the exact method on them"
+                f"an estimate needs {error.FEWEST_ROWS} training rows, and memory for the exact method on them; a band "
+                "from a file has none unless it was saved with save(..., sample=True)"
             )
         network = self._network(self._fitted_head(fit.outputs))
         self._check_weights(network, fit)
