@@ -116,7 +116,8 @@ class _Parquet(Table):
 class _Npz(Table):
     """Arrays with a row for each example: `y` (n,) is a column, `X` (n, k) is the columns X0 … X(k−1).
 
-    Arrays are read from the archive as a stream, compressed or not, and never whole.
+    Arrays are read from the archive as a stream, compressed or not. Those in Fortran's order are read whole: their rows
+    are all over the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,14 +128,11 @@ class _Npz(Table):
             for member in archive.namelist():
                 name = member.removesuffix(".npy")
                 with archive.open(member) as file:
-                    shape, fortran, dtype = _header(file, path, name)
+                    shape, _, dtype = _header(file, path, name)
                 if dtype.hasobject:
                     raise Refusal(f"{path}: array {name!r} holds Python objects, which could run code: not read")
-                if len(shape) not in (1, 2) or (fortran and len(shape) == 2 and min(shape) > 1):
-                    order = " in Fortran's order" if fortran else ""
-                    raise Refusal(
-                        f"{path}: array {name!r} is {shape}{order}; one or two dimensions in C's order are expected"
-                    )
+                if len(shape) not in (1, 2):
+                    raise Refusal(f"{path}: array {name!r} is {shape}; one or two dimensions are expected")
                 self._arrays[name] = [name] if len(shape) == 1 else [f"{name}{i}" for i in range(shape[1])]
                 lengths[name] = shape[0]
         if not lengths:
@@ -153,30 +151,37 @@ class _Npz(Table):
         needed = [name for name, columns in self._arrays.items() if not set(columns).isdisjoint(wanted)]
         with ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(self.path))
-            files = {name: stack.enter_context(archive.open(f"{name}.npy")) for name in needed}
-            dtypes = {name: _header(file, self.path, name)[2] for name, file in files.items()}
-            assert self.n_rows is not None
-            for start in range(0, self.n_rows, BATCH_ROWS):
-                b = min(BATCH_ROWS, self.n_rows - start)
+            files = [stack.enter_context(archive.open(f"{name}.npy")) for name in needed]
+            blocks = [_blocks(file, self.path, name) for name, file in zip(needed, files, strict=True)]
+            for of_arrays in zip(*blocks, strict=True):
                 found: dict[str, np.ndarray] = {}
-                for name in needed:
-                    size = b * len(self._arrays[name]) * dtypes[name].itemsize
-                    content = files[name].read(size)
-                    if len(content) < size:
-                        raise Refusal(f"{self.path}: array {name!r} ends before its last row")
-                    block = np.frombuffer(content, dtypes[name]).reshape(b, -1)
-                    block = block.astype(dtypes[name].newbyteorder("="))
+                for name, block in zip(needed, of_arrays, strict=True):
                     found.update(zip(self._arrays[name], np.ascontiguousarray(block.T), strict=True))
                 yield pa.RecordBatch.from_arrays([pa.array(found[name]) for name in wanted], wanted)
 
 
 def _header(file: IO[bytes], path: Path, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether in Fortran's order, and type."""
     try:
         version = np.lib.format.read_magic(file)
         read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         return read(file)
     except ValueError as error:
         raise Refusal(f"{path}: {name!r} is not an array as numpy.savez writes it: {error}") from error
+
+
+def _blocks(file: IO[bytes], path: Path, name: str) -> Iterator[np.ndarray]:  # each (b, k)
+    (n, *others), fortran, dtype = _header(file, path, name)
+    k = others[0] if others else 1
+    step = n if fortran and others else BATCH_ROWS
+    for start in range(0, n, max(step, 1)):
+        b = min(step, n - start)
+        content = file.read(b * k * dtype.itemsize)
+        if len(content) < b * k * dtype.itemsize:
+            raise Refusal(f"{path}: array {name!r} ends before its last row")
+        read = np.frombuffer(content, dtype).reshape(b, k, order="F" if fortran else "C")
+        native = read.astype(dtype.newbyteorder("="))
+        yield from (native[i : i + BATCH_ROWS] for i in range(0, b, BATCH_ROWS))
 
 
 def numbers(rows: pa.RecordBatch, names: Sequence[str], path: Path, first: int = 0) -> np.ndarray:  # (b, len(names))
@@ -200,6 +205,15 @@ def numbers(rows: pa.RecordBatch, names: Sequence[str], path: Path, first: int =
         advice = "remove or impute such rows" if "value" in what else "numbers are expected"
         raise Refusal(f"{path}: column {name!r} holds {what} in row {first + row + 1}; {advice}")
     return values
+
+
+def values(column: pa.Array) -> list[Any]:
+    """Cells as they are, None where missing; text is numbers where all of it can be."""
+    cells = column.to_pylist()
+    if not _is_text(column.type):
+        return cells
+    texts = [None if cell is None or cell.strip().lower() in MISSING else cell for cell in cells]
+    return [text and float(text) for text in texts] if all(map(_is_number, texts)) else texts
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -18,7 +18,7 @@ from ..result import Intervals, parse_levels
 from . import options
 from .errors import Refusal, Usage, near
 from .loading import Loaded, about, load
-from .tables import Table, numbers, open_table
+from .tables import Table, numbers, open_table, values
 from .telling import bar, listing, table, tell
 from .writing import check_output, check_table, written
 
@@ -69,8 +69,7 @@ def predict(
         for rows in source.batches():
             intervals = _predict(loaded, numbers(rows, chosen, data, n), levels)
             if convert:
-                values = numbers(rows, numeric, data, n)
-                for name, column in zip(numeric, values.T, strict=True):
+                for name, column in zip(numeric, numbers(rows, numeric, data, n).T, strict=True):
                     rows = rows.set_column(rows.schema.names.index(name), name, pa.array(column.copy()))
             for name, column in zip(added, _in_order(intervals), strict=True):
                 rows = rows.append_column(name, pa.array(np.ascontiguousarray(column)))
@@ -146,6 +145,7 @@ def report(
     by: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Look at coverage by this column too; may be repeated.")
     ] = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="What the page is called.")] = None,
     model: options.SameModel = None,
     level: Annotated[float, typer.Option(metavar="LEVEL", help="Between 0 and 1.")] = 0.95,
     features: options.SameFeatures = None,
@@ -174,11 +174,13 @@ def report(
         raise Refusal(f"{data} has no rows")
     rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
     x, y = torch.from_numpy(numbers(rows, chosen, data)).to(loaded.dtype), numbers(rows, targets, data)
-    groups = {name: _values(rows, name, data) for name in columns}
+    groups = {name: values(rows.column(name)) for name in columns}
     settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
     from ..report import page
 
-    html = page(loaded.band, x, y, level=level, columns=groups or None, title=None, settings=settings)
+    html = page(
+        loaded.band, x, y, level=level, columns=groups or None, outputs=loaded.targets, title=title, settings=settings
+    )
     with atomic(out, overwrite=force) as temporary:
         temporary.write_text(html, encoding="utf-8")
     tell({"out": out, "rows": len(y), "by": columns}, f"{len(y):,} rows in {out}", as_json)
@@ -242,23 +244,15 @@ def _judged(source: Table, loaded: Loaded, levels: Sequence[float]) -> tuple[np.
     ys, parts, n = [], [], 0
     with bar("evaluating", source.n_rows) as progress:
         for rows in source.batches([*chosen, *targets]):
-            values = numbers(rows, [*chosen, *targets], source.path, n)
-            ys.append(values[:, len(chosen) :])
-            parts.append(_predict(loaded, values[:, : len(chosen)], levels))
+            xy = numbers(rows, [*chosen, *targets], source.path, n)
+            ys.append(xy[:, len(chosen) :])
+            parts.append(_predict(loaded, xy[:, : len(chosen)], levels))
             n += len(rows)
             progress.update(len(rows))
     if n == 0:
         raise Refusal(f"{source.path} has no rows")
     mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
     return np.concatenate(ys), Intervals(mean, lower, upper, tuple(levels))
-
-
-def _values(rows: pa.RecordBatch, name: str, path: Path) -> np.ndarray:
-    """Numbers where all cells are, text where not."""
-    try:
-        return numbers(rows, [name], path)[:, 0]
-    except Refusal:
-        return np.array(["" if each is None else str(each) for each in rows.column(name).to_pylist()])
 
 
 def _unpacked(key: str, value: str) -> Any:
