@@ -85,7 +85,9 @@ def make_folder(folder: Path) -> None:
     test[["note", "b", "y", "z", "a"]].to_csv(folder / "test.csv", index=False)  # another order
     test.to_parquet(folder / "test.parquet", index=False)
     np.savez(folder / "train.npz", X=train[["a", "b"]].to_numpy(), y=train.y.to_numpy())
-    np.savez_compressed(folder / "test.npz", X=test[["a", "b"]].to_numpy(np.float32), y=test.y.to_numpy(), k=test.note)
+    np.savez_compressed(
+        folder / "test.npz", X=test[["a", "b"]].to_numpy(np.float32), y=test.y, k=test.note.to_numpy(str)
+    )
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     x, y = (torch.tensor(train[names].to_numpy(), dtype=torch.float32) for names in (["a", "b"], ["y"]))

@@ -95,10 +95,10 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise Refusal(
-            f"{path} holds more than tensors, which could run code, and was not loaded: save the state dict alone, "
-            "torch.save(model.state_dict(), ...), or as safetensors"
+            f"{path} is not a file of tensors alone; anything else could run code and is not loaded: save the state "
+            "dict, torch.save(model.state_dict(), ...), or as safetensors"
         ) from error
-    except (RuntimeError, EOFError) as error:
+    except Exception as error:  # of whatever kind: it depends on where the file is wrong
         raise Refusal(f"{path} could not be read as a state dict of torch.save: {one_line(error)}") from error
     other = next((k for k, v in state.items() if not isinstance(v, Tensor)), None) if isinstance(state, dict) else ""
     if other is not None:

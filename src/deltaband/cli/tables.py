@@ -128,9 +128,7 @@ class _Npz(Table):
             for member in archive.namelist():
                 name = member.removesuffix(".npy")
                 with archive.open(member) as file:
-                    shape, _, dtype = _header(file, path, name)
-                if dtype.hasobject:
-                    raise Refusal(f"{path}: array {name!r} holds Python objects, which could run code: not read")
+                    shape, _, _ = _header(file, path, name)
                 if len(shape) not in (1, 2):
                     raise Refusal(f"{path}: array {name!r} is {shape}; one or two dimensions are expected")
                 self._arrays[name] = [name] if len(shape) == 1 else [f"{name}{i}" for i in range(shape[1])]
@@ -172,6 +170,8 @@ def _header(file: IO[bytes], path: Path, name: str) -> tuple[tuple[int, ...], bo
 
 def _blocks(file: IO[bytes], path: Path, name: str) -> Iterator[np.ndarray]:  # each (b, k)
     (n, *others), fortran, dtype = _header(file, path, name)
+    if dtype.hasobject:
+        raise Refusal(f"{path}: array {name!r} holds Python objects, which could run code: not read")
     k = others[0] if others else 1
     step = n if fortran and others else BATCH_ROWS
     for start in range(0, n, max(step, 1)):
