@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-integration check format lint type bench clean
+.PHONY: setup demo test test-integration test-wheel docs check format lint type bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,24 @@ test: $(READY)
 test-integration: .venv/integration
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/integration
 
+# An archive, the wheel made from it, and an environment that holds the wheel and its core dependencies alone.
+test-wheel: $(READY)
+	rm -rf build/wheel
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build --outdir build/wheel/dist
+	$(BIN)/python tests/packaging/contents.py build/wheel/dist
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --constraint constraints.txt build/wheel/dist/*.whl
+	build/wheel/venv/bin/python tests/packaging/smoke.py
+
+.venv/docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+# The pages are those of docs/ and the committed results, which they show: so the source is the whole repository.
+docs: .venv/docs
+	rm -rf site build/doctrees
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --conf-dir docs --doctree-dir build/doctrees . site
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -48,4 +66,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.scaling
 
 clean:
-	rm -rf .venv .venv-laplace .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo-output
+	rm -rf .venv .venv-laplace .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site demo-output

@@ -18,7 +18,7 @@ METHODS = ("formula", "constant", "boosted", "ours")
 def table(cells: pd.DataFrame, setting: str) -> list[str]:
     """Mean interval score ± standard error and coverage of each method, the lowest score in bold."""
     lines = [
-        f"### {setting}",
+        f"## {setting}",
         "",
         "| data | splits | " + " | ".join(f"{m}: score | cov." for m in METHODS) + " | ours against best other |",
         "|---|---|" + "---|---|" * len(METHODS) + "---|",

@@ -1,33 +1,126 @@
-"""Every Python block of the documents is run, block after block of one document in one namespace."""
+"""What the documents say is tried: Python blocks run, commands exist, links lead somewhere, the reference is complete.
 
+Every fenced block has a language. `python` is run, block after block of one document in one namespace; with the tag
+`integration` only by `make test-integration`. `text printed` is what the Python block before it prints, numbers within
+some per cent. `bash` and `console` are commands, checked as `documents.PROGRAMS` says. `text` is anything else.
+"""
+
+import inspect
+import io
 import re
-from pathlib import Path
+from contextlib import redirect_stdout
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from documents import (
+    ROOT,
+    anchors,
+    blocks,
+    check_command,
+    commands,
+    inline_commands,
+    links,
+    same_output,
+)
 
+import deltaband
+import deltaband.sklearn
+from deltaband import baselines, metrics, plots
 from experiments import calibration_report
 
-ROOT = Path(__file__).parent.parent
-DOCUMENTS = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if path.exists()]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
+WITH_PYTHON = [document for document in DOCUMENTS if any(block.language == "python" for block in blocks(document))]
+LANGUAGES = {"python", "text", "bash", "console", "{toctree}", "{include}", "{eval-rst}"}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def name(document):
+    return document.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("document", WITH_PYTHON, ids=name)
 def test_the_examples_of_a_document_run(document, tmp_path, monkeypatch):
-    matplotlib.use("Agg")
+    plt.switch_backend("Agg")
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", document.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert blocks or document.name != "README.md"
     namespace: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, document.name, "exec"), namespace)
+    printed = io.StringIO()
+    for block in blocks(document):
+        if block.language == "python" and not block.tag:
+            printed = io.StringIO()
+            code = compile("\n" * (block.line - 1) + block.text, str(document), "exec")
+            with redirect_stdout(printed):
+                exec(code, namespace)
+        elif (block.language, block.tag) == ("text", "printed"):
+            assert same_output(block.text, printed.getvalue()), f"line {block.line}: printed\n{printed.getvalue()}"
+    plt.close("all")
 
 
-def test_the_readme_points_only_to_files_that_exist():
-    for document in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_every_block_of_a_document_says_what_it_is(document):
+    for block in blocks(document):
+        assert block.language in LANGUAGES, f"line {block.line}: a block of {block.language or 'no language'}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_the_commands_of_a_document_exist(document):
+    for block in blocks(document):
+        if block.language in ("bash", "console"):
+            for words in commands(block):
+                check_command(words)
+    for words in inline_commands(document):
+        check_command(words)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_the_links_of_a_document_lead_somewhere(document):
+    for path, anchor in links(document):
+        target = document.parent / path if path else document
+        assert target.exists(), f"links to {path}"
+        if anchor:
+            assert anchor in anchors(target), f"links to {path}#{anchor}"
+
+
+def test_what_the_tests_of_documents_are_made_of(tmp_path):
+    document = tmp_path / "a.md"
+    document.write_text(
+        "# A title: `code`, and more\n\nsee [b](b.md#c) and\n[d](https://d)\n\n```bash\nmake test  # [x](y)\n```\n"
+    )
+    assert blocks(document) == [("bash", "", "make test  # [x](y)\n", 7)]
+    assert list(links(document)) == [("b.md", "c")]
+    assert anchors(document) == {"a-title-code-and-more"}
+    assert commands(blocks(document)[0]) == [["make", "test"]]
+    for wrong in (
+        "make tea",
+        "python -m benchmarks.tea",
+        "python -m experiments tea",
+        "pip install '.[tea]'",
+        "tea",
+        "deltaband fit --tea",
+    ):
+        with pytest.raises(AssertionError):
+            check_command(wrong.replace("'", "").split())
+    assert same_output("p = 1,000 (100 %)", "p  = 1,020 (98 %)\n")
+    assert not same_output("p = 1,000", "p = 1,100")
+    assert not same_output("q = 1", "p = 1")
+
+
+def test_the_reference_has_every_public_name():
+    reference = "".join(page.read_text() for page in sorted(ROOT.glob("docs/api/*.md")))
+    described = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)$", reference, flags=re.MULTILINE))
+    for module, members in re.findall(r"automodule:: ([\w.]+)\n   :members: (.*)$", reference, flags=re.MULTILINE):
+        described |= {f"{module}.{member}" for member in members.split(", ")}
+    public = {f"deltaband.{each}" for each in deltaband.__all__}
+    for module in (metrics, plots, baselines, deltaband.sklearn):
+        public |= {
+            f"{module.__name__}.{each}"
+            for each, value in vars(module).items()
+            if not each.startswith("_") and getattr(value, "__module__", None) == module.__name__
+        }
+    assert public <= described
+    for each in described:
+        module, _, attribute = each.rpartition(".")
+        if module != "deltaband" or attribute not in ("metrics", "plots", "baselines"):
+            assert inspect.getdoc(getattr(__import__(module, fromlist=[attribute]), attribute)), f"{each} says nothing"
 
 
 def test_the_table_of_calibrated_scores_is_what_the_experiment_found():
