@@ -25,7 +25,9 @@ Path(__file__).with_name("imported").touch()  # whoever imports this is found ou
 
 class Slow(nn.Sequential):
     def forward(self, x):
-        time.sleep(float(os.environ.get("SLOW", 0)))
+        if "SLOW" in os.environ:
+            Path("under_way").touch()
+            time.sleep(float(os.environ["SLOW"]))
         return super().forward(x)
 
 

@@ -181,29 +181,31 @@ def test_the_demo_is_one_implementation(folder, capsys):
 # --- Ctrl-C and memory
 
 
-def interrupted(process, started):
-    """Exit code and stderr after Ctrl-C, which comes once `started` is true."""
-    end = time.monotonic() + 300
-    while not started() and process.poll() is None and time.monotonic() < end:
+def interrupted(folder, *arguments):
+    """Exit code and stderr after Ctrl-C in the middle of the work, and the files that were there then."""
+    (folder / "under_way").unlink(missing_ok=True)
+    process = start(*arguments, folder=folder, SLOW="2")
+    while not (folder / "under_way").exists() and process.poll() is None:
         time.sleep(0.05)
-    assert process.poll() is None, process.communicate()
+    time.sleep(0.5)
+    there = set(folder.iterdir())
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    return process.returncode, err
+    _, err = process.communicate(timeout=600)
+    return process.returncode, err, there
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_ctrl_c_leaves_no_half_written_file(folder):
     slow = [each if each != "network:make" else "network:slow" for each in FIT]
-    (folder / "imported").unlink(missing_ok=True)
-    fitting = start(*slow, "--weight-decay", 1, "--out", "slow.band", folder=folder, SLOW="1")
-    assert interrupted(fitting, (folder / "imported").exists) == (130, "deltaband: interrupted\n")
-    assert run(*slow, "--weight-decay", 1, "--out", "slow.band", folder=folder)[0] == 0
+    fit = [*slow, "--weight-decay", 1, "--out", "slow.band"]
+    assert interrupted(folder, *fit)[:2] == (130, "deltaband: interrupted\n")
+    assert not (folder / "slow.band").exists()
+    assert run(*fit, folder=folder)[0] == 0
     before = set(folder.iterdir())
-    arguments = ["predict", "slow.band", "--model", "network:slow", "--data", "test.csv", "--out", "half.csv"]
-    predicting = start(*arguments, folder=folder, SLOW="1")
-    code, err = interrupted(predicting, lambda: any(path.suffix == ".csv" for path in set(folder.iterdir()) - before))
+    predict = ["predict", "slow.band", "--model", "network:slow", "--data", "test.csv", "--out", "half.csv"]
+    code, err, there = interrupted(folder, *predict)
     assert (code, err) == (130, "deltaband: interrupted\n")
+    assert len(there - before) == 1  # the file under way
     assert set(folder.iterdir()) == before
 
 
@@ -259,6 +261,14 @@ def test_columns_are_found_by_name_in_every_format(here, capsys):
                 assert (each[key] == first[key]).all()
             else:
                 np.testing.assert_allclose(each[key].astype(float), first[key], rtol=1e-6)
+
+
+def test_targets_that_are_not_known_yet_are_carried_along(here, capsys):
+    (here / "some.csv").write_text("y,a,b\n,0.1,0.2\n1.5,0.3,0.4\n")
+    told(capsys, "predict", "y.band", *USE, "--data", "some.csv", "--out", "some.parquet")
+    assert pd.read_parquet("some.parquet").y.fillna(-1).to_list() == [-1, 1.5]
+    told(capsys, "predict", "y.band", *USE, "--data", "some.csv", "--out", "some_out.csv")
+    assert (here / "some_out.csv").read_text().splitlines()[1].startswith(",0.1,0.2,")
 
 
 def test_arrays_of_npz_are_columns_and_their_name_stands_for_all_of_them(here, capsys):

@@ -64,10 +64,11 @@ def test_a_part_and_the_rest_are_all_rows(path):
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
+        (["1", "", "y"], r"holds text \('y'\) in row 13"),
         (["1", "2", "x y"], r"column 'c' holds text \('x y'\) in row 13; numbers are expected"),
-        (["1", " ", "x"], r"holds a missing value \(' '\) in row 12; remove or impute"),
-        (["1", "NA", "x"], r"holds a missing value \('NA'\) in row 12"),
-        (["1", "nan", "2"], "holds a missing value in row 12"),
+        (["1", " ", "2"], r"holds a missing value \(' '\) in row 12; remove or impute"),
+        (["1", "NA", "2"], r"holds a missing value \('NA'\) in row 12"),
+        (["1", "", ""], r"holds a missing value \(an empty cell\) in row 12"),
         (["inf", "2", "2"], "holds an infinite value in row 11"),
         ([1.0, None, 2.0], "holds a missing value in row 12"),
         ([[1], [2], [3]], "holds text"),
@@ -77,6 +78,13 @@ def test_a_part_and_the_rest_are_all_rows(path):
 def test_bad_cells_are_named_by_row_and_column(cells, message, tmp_path):
     with pytest.raises(Refusal, match=message):
         numbers(pa.record_batch({"c": pa.array(cells)}), ["c"], tmp_path, first=10)
+
+
+def test_missing_cells_are_nan_where_they_may_be(tmp_path):
+    rows = pa.record_batch({"c": ["1", " ", "NA"]})
+    np.testing.assert_array_equal(numbers(rows, ["c"], tmp_path, missing=True), [[1], [np.nan], [np.nan]])
+    with pytest.raises(Refusal, match="an infinite value"):
+        numbers(pa.record_batch({"c": [np.inf]}), ["c"], tmp_path, missing=True)
 
 
 def test_the_first_bad_row_counts_whichever_column_it_is_in(tmp_path):

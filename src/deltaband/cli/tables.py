@@ -184,27 +184,34 @@ def _blocks(file: IO[bytes], path: Path, name: str) -> Iterator[np.ndarray]:  # 
         yield from (native[i : i + BATCH_ROWS] for i in range(0, b, BATCH_ROWS))
 
 
-def numbers(rows: pa.RecordBatch, names: Sequence[str], path: Path, first: int = 0) -> np.ndarray:  # (b, len(names))
-    """Columns in float64, all finite; `first` is how many rows of the file came before. Rows are counted from 1."""
-    values = np.empty((len(rows), len(names)))
+def numbers(
+    rows: pa.RecordBatch, names: Sequence[str], path: Path, first: int = 0, missing: bool = False
+) -> np.ndarray:  # (b, len(names))
+    """Columns in float64, all finite; with `missing` NaN where a cell is empty.
+
+    `first` is how many rows of the file came before; an error names the first bad row, counted from 1.
+    """
+    found = np.empty((len(rows), len(names)))
     bad: list[tuple[int, str, str]] = []
     for j, name in enumerate(names):
         column = rows.column(name)
         try:
-            values[:, j] = _floats(column)
+            found[:, j] = _floats(column)
         except pa.ArrowException:
             texts = column.cast(pa.string()).to_pylist() if _is_text(column.type) else [str(column.type)]
             row = next((i for i, text in enumerate(texts) if not _is_number(text)), 0)
             bad.append((row, name, _what(texts[row])))
             continue
-        if not np.isfinite(values[:, j]).all():
-            row = int(np.flatnonzero(~np.isfinite(values[:, j]))[0])
-            bad.append((row, name, "a missing value" if np.isnan(values[row, j]) else "an infinite value"))
+        wrong = np.isinf(found[:, j]) if missing else ~np.isfinite(found[:, j])
+        if wrong.any():
+            row = int(wrong.argmax())
+            empty = np.isnan(found[row, j])
+            bad.append((row, name, _what(column[row].as_py()) if empty else "an infinite value"))
     if bad:
         row, name, what = min(bad)
         advice = "remove or impute such rows" if "value" in what else "numbers are expected"
         raise Refusal(f"{path}: column {name!r} holds {what} in row {first + row + 1}; {advice}")
-    return values
+    return found
 
 
 def values(column: pa.Array) -> list[Any]:
@@ -225,6 +232,7 @@ def _floats(column: pa.Array) -> np.ndarray:
         column = column.dictionary_decode()
     if _is_text(column.type):
         column = pc.utf8_trim_whitespace(column)
+        column = pc.if_else(pc.is_in(pc.utf8_lower(column), pa.array(MISSING)), None, column)
     elif pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     elif pa.types.is_temporal(column.type):
@@ -233,13 +241,17 @@ def _floats(column: pa.Array) -> np.ndarray:
 
 
 def _is_number(text: str | None) -> bool:
+    """Or a missing one."""
     try:
-        return text is None or np.isfinite(_floats(pa.array([text]))[0])
+        _floats(pa.array([text], pa.string()))
     except pa.ArrowException:
         return False
+    return True
 
 
-def _what(text: str | None) -> str:
-    if text is None or text.strip().lower() in MISSING:
-        return f"a missing value ({text!r})" if text else "a missing value (an empty cell)"
-    return f"text ({text[:40]!r})"
+def _what(cell: Any) -> str:
+    if not isinstance(cell, str):
+        return "a missing value"
+    if cell.strip().lower() in MISSING:
+        return f"a missing value ({cell!r})" if cell else "a missing value (an empty cell)"
+    return f"text ({cell[:40]!r})"

@@ -62,14 +62,16 @@ def predict(
     added = _added(loaded.targets, levels)
     if taken := next((name for name in added if name in source.names), None):
         raise Refusal(f"{data} has a column {taken!r} already: rename or drop it")
-    numeric = [*chosen, *(name for name in loaded.targets if name in source.names)]
+    carried = [name for name in loaded.targets if name in source.names]  # which may not be known yet
     convert = data.suffix.lower() == ".csv" != out.suffix.lower()  # text in CSV, numbers elsewhere
     n = 0
     with bar("predicting", source.n_rows) as progress, written(out, force) as write:
         for rows in source.batches():
-            intervals = _predict(loaded, numbers(rows, chosen, data, n), levels)
+            x = numbers(rows, chosen, data, n)
+            intervals = _predict(loaded, x, levels)
             if convert:
-                for name, column in zip(numeric, numbers(rows, numeric, data, n).T, strict=True):
+                xy = np.hstack([x, numbers(rows, carried, data, n, missing=True)])
+                for name, column in zip([*chosen, *carried], xy.T, strict=True):
                     rows = rows.set_column(rows.schema.names.index(name), name, pa.array(column.copy()))
             for name, column in zip(added, _in_order(intervals), strict=True):
                 rows = rows.append_column(name, pa.array(np.ascontiguousarray(column)))
