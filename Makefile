@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-integration test-wheel docs check format lint type bench clean
+.PHONY: setup demo test test-integration test-browser test-wheel docs check format lint type bench clean
 
 setup: $(READY)
 
@@ -26,6 +26,21 @@ test: $(READY)
 
 test-integration: .venv/integration
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/integration
+
+.venv/browser: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	touch $@
+
+# Debian's Chromium; the driver never downloads a browser of its own.
+/usr/bin/chromium:
+	@command -v apt-get > /dev/null || { echo "install Chromium as /usr/bin/chromium first"; exit 1; }
+	@if [ "$$(id -u)" = 0 ]; then run=; elif command -v sudo > /dev/null; then run=sudo; \
+	else echo "Chromium is missing, and apt-get needs root: install the package chromium first"; exit 1; fi; \
+	install="$$run env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 -qq"; \
+	$$install update && $$install install -y --no-install-recommends chromium fonts-dejavu-core
+
+test-browser: .venv/browser | /usr/bin/chromium
+	$(BIN)/python -m pytest tests/browser
 
 # An archive, the wheel made from it, and an environment that holds the wheel and its core dependencies alone.
 test-wheel: $(READY)

@@ -37,10 +37,10 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 # what annotations name that no page of ours describes
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections|matplotlib|np|numpy|nn|sklearn|torch|typing)\..*"),
-    ("py:.*", r"deltaband\.covariance\.(choose|engine|problem)\..*"),
+    ("py:.*", r"(collections|matplotlib|np|numpy|nn|pandas|pathlib|sklearn|torch|typing)\..*"),
+    ("py:.*", r"deltaband\.(band|covariance\.(choose|engine|problem))\..*"),
 ]
-OTHERS = "Any Axes BaseEstimator Callable Choice Engine Module RegressorMixin Score Self Sequence Side Tensor"
+OTHERS = "Any Axes BaseEstimator Callable Choice DataFrame Engine Module RegressorMixin Score Self Sequence Side Tensor"
 nitpick_ignore = [("py:class", name) for name in OTHERS.split()]
 
 html_theme = "furo"

@@ -137,7 +137,7 @@ def test_the_share_of_repeated_rows_is_counted():
     trace.update(Inputs.of(torch.tensor([[2.0], [3.0]])), torch.tensor([[5.0], [0.0]]))
     seen = trace.seen()
     assert seen.repeated == pytest.approx(2 / 5)
-    assert len(seen.hashes) == 4
+    assert len(seen.hashes) == 5
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -51,7 +51,7 @@ def test_a_network_that_is_sure_of_all_training_rows_has_no_intervals_and_an_alm
     model, data = classifier(3), labelled(30, 3)
     with torch.no_grad():
         model[2].bias[0] = 20.0
-    with pytest.warns(DeltabandWarning, match=r"so sure of its training rows .* look at leverage"):
+    with pytest.warns(DeltabandWarning, match=r"the network is so sure of them .* look at leverage"):
         fitted(model, data)
     with torch.no_grad():
         model[2].bias[0] = 1e5

@@ -15,3 +15,9 @@ def test_a_truth_value_is_no_damping_and_no_noise(model, value):
         DeepEnsemble([model, mlp()], noise_std=value)
     with pytest.raises(ValueError, match="batch_size must be a positive whole number"):
         PredictionIntervals(model, weight_decay=1e-2, loss="sum", batch_size=value)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, int])
+def test_numbers_of_any_kind_are_taken_without_a_warning(model, kind):
+    for name in ("damping", "weight_decay"):
+        PredictionIntervals(model, **{name: kind(1)})

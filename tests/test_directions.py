@@ -58,8 +58,8 @@ def test_a_sketch_is_the_algorithm_row_by_row_with_full_svds(engine, name, n, p,
     J = reference.matrix(name, n, p)
     d, V, shift = naive(engine, J, 8, damping, compress)
     covariance = sketch(paper(engine, 8, compress=compress), J, damping).finalise(damping)
-    np.testing.assert_allclose(np.sort(covariance._squared), np.sort(d**2), rtol=1e-6)
-    assert covariance._shift == pytest.approx(shift, rel=1e-8)
+    np.testing.assert_allclose(np.sort(covariance.squared), np.sort(d**2), rtol=1e-6)
+    assert covariance._floor == pytest.approx(shift, rel=1e-8)
     g = reference.probes(J)
     expected = [reference.directions_variance(d, V, shift, damping, row) for row in g]
     np.testing.assert_allclose(covariance.variance(batch(g)), expected, rtol=1e-6, atol=1e-9)
@@ -105,8 +105,8 @@ def test_a_block_equals_its_rows_one_at_a_time(engine, rank, chunk):
     J = reference.matrix("decaying", 210, 120)
     whole = sketch(engine(rank), J, 0.3).finalise(0.3)
     parts = sketch(engine(rank), J, 0.3, chunk).finalise(0.3)
-    np.testing.assert_allclose(parts._squared, whole._squared, rtol=1e-9)
-    assert parts._shift == pytest.approx(whole._shift, rel=1e-12)
+    np.testing.assert_allclose(parts.squared, whole.squared, rtol=1e-9)
+    assert parts.totals.shift == pytest.approx(whole.totals.shift, rel=1e-12)
 
 
 def test_the_buffer_holds_up_to_twice_the_rank_less_one_and_compress_brings_it_below_the_rank():
@@ -114,16 +114,16 @@ def test_the_buffer_holds_up_to_twice_the_rank_less_one_and_compress_brings_it_b
     letter = sketch(ImportantDirections(10), J, 1.0)
     held = letter._filled
     assert 10 <= held <= 19
-    assert len(letter.finalise(1.0)._squared) == held
-    assert len(sketch(ImportantDirections(10, compress=True), J, 1.0).finalise(1.0)._squared) <= 10
+    assert len(letter.finalise(1.0).squared) == held
+    assert len(sketch(ImportantDirections(10, compress=True), J, 1.0).finalise(1.0).squared) <= 10
 
 
 def test_exact_ties_agree_with_the_reference_in_everything_that_does_not_depend_on_the_choice():
     J = np.eye(12)[np.arange(48) % 12]  # every singular value occurs twelve times
     d, _, shift = naive(RobustFrequentDirections, J, 5, 1.0)
     covariance = sketch(RobustFrequentDirections(5), J, 1.0).finalise(1.0)
-    assert covariance._shift == pytest.approx(shift)
-    np.testing.assert_allclose(np.sort(covariance._squared), np.sort(d**2), atol=1e-12)
+    assert covariance.totals.shift == pytest.approx(shift)
+    np.testing.assert_allclose(np.sort(covariance.squared), np.sort(d**2), atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -153,8 +153,8 @@ def test_a_large_rank_does_not_reserve_memory_that_it_cannot_use(engine):
 def test_frequent_directions_certifies_its_error(name, n, p, compress):
     J = reference.matrix(name, n, p)
     covariance = sketch(FrequentDirections(10, compress=compress), J, 0.1).finalise(0.1)
-    V = covariance._V.numpy()
-    difference = np.linalg.eigvalsh(J.T @ J - (V.T * covariance._squared) @ V)
+    V = covariance.directions.numpy()
+    difference = np.linalg.eigvalsh(J.T @ J - (V.T * covariance.squared) @ V)
     slack = 1e-10 * np.linalg.norm(J) ** 2
     assert difference.min() >= -slack
     assert difference.max() <= covariance.error_bound + slack
@@ -168,8 +168,8 @@ def test_frequent_directions_certifies_its_error(name, n, p, compress):
 def test_the_other_sketches_certify_theirs(engine, name):
     J = reference.matrix(name, 200, 40)
     covariance = sketch(engine(10), J, 0.1).finalise(0.1)
-    V = covariance._V.numpy()
-    approximation = (V.T * covariance._squared) @ V + covariance._shift * np.eye(40)
+    V = covariance.directions.numpy()
+    approximation = (V.T * covariance.squared) @ V + covariance._floor * np.eye(40)
     assert np.linalg.norm(J.T @ J - approximation, 2) <= covariance.error_bound + 1e-9
 
 
@@ -179,8 +179,8 @@ def test_merged_sketches_keep_their_certificate(engine):
     one, two = sketch(engine(10), J[:70], 0.1), sketch(engine(10), J[70:], 0.1)
     one.merge(two)
     covariance = one.finalise(0.1)
-    V = covariance._V.numpy()
-    approximation = (V.T * covariance._squared) @ V + covariance._shift * np.eye(40)
+    V = covariance.directions.numpy()
+    approximation = (V.T * covariance.squared) @ V + covariance._floor * np.eye(40)
     assert np.linalg.norm(J.T @ J - approximation, 2) <= covariance.error_bound + 1e-9
 
 
@@ -189,7 +189,7 @@ def test_merging_without_a_shrink_equals_one_pass(engine):
     J = reference.matrix("decaying", 15, 40)
     one, two = sketch(engine(10), J[:7], 0.1), sketch(engine(10), J[7:], 0.1)
     one.merge(two)
-    np.testing.assert_allclose(one.finalise(0.1)._squared, sketch(engine(10), J, 0.1).finalise(0.1)._squared, rtol=1e-9)
+    np.testing.assert_allclose(one.finalise(0.1).squared, sketch(engine(10), J, 0.1).finalise(0.1).squared, rtol=1e-9)
 
 
 def test_an_empty_sketch_merges_both_ways():
@@ -197,7 +197,7 @@ def test_an_empty_sketch_merges_both_ways():
     full, empty = sketch(ImportantDirections(10), J, 0.1), ImportantDirections(10).start(damping=0.1)
     full.merge(empty)
     empty.merge(full)
-    np.testing.assert_allclose(full.finalise(0.1)._squared, empty.finalise(0.1)._squared)
+    np.testing.assert_allclose(full.finalise(0.1).squared, empty.finalise(0.1).squared)
 
 
 def test_important_directions_of_different_damping_do_not_merge():
@@ -224,10 +224,10 @@ def test_a_score_of_ones_own_replaces_the_papers():
     for row in J:
         directions.add(row)
     d, _, _ = directions.finish()
-    np.testing.assert_allclose(np.sort(mine._squared), np.sort(d**2), rtol=1e-6)
+    np.testing.assert_allclose(np.sort(mine.squared), np.sort(d**2), rtol=1e-6)
     as_rfd = sketch(ImportantDirections(6, score=magnitude), J, 1.0).finalise(1.0)
     rfd = sketch(RobustFrequentDirections(6), J, 1.0).finalise(1.0)
-    np.testing.assert_array_equal(as_rfd._squared, rfd._squared)
+    np.testing.assert_array_equal(as_rfd.squared, rfd.squared)
 
 
 def test_a_score_may_work_in_place():
@@ -237,7 +237,7 @@ def test_a_score_may_work_in_place():
 
     J = reference.matrix("decaying", 100, 40)
     mine = sketch(ImportantDirections(6, score=in_place), J, 1.0).finalise(1.0)
-    np.testing.assert_array_equal(mine._squared, sketch(RobustFrequentDirections(6), J, 1.0).finalise(1.0)._squared)
+    np.testing.assert_array_equal(mine.squared, sketch(RobustFrequentDirections(6), J, 1.0).finalise(1.0).squared)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_bounds_that_hold_for_every_sketch(n, p, rank, log_damping, seed, name, 
     q, h = covariance.variance(g), covariance.leverage(g)
     assert (q >= 0).all()
     assert (q <= h * (1 + 1e-6)).all()
-    held = len(covariance._squared) if covariance._tail is None else min(n, p)
+    held = len(covariance.squared) if covariance._tail is None else min(n, p)
     assert 0 <= covariance.effective_parameters <= held + 1e-9
     missed = covariance.missed_parameters + 1e-6
     assert exact.effective_parameters <= covariance.effective_parameters + missed
@@ -521,7 +521,7 @@ def test_where_nothing_is_left_out_there_is_no_tail(engine, n, p, rank):
 def test_the_certificate_holds_wherever_the_tail_lies(engine, name):
     J = reference.matrix(name, 200, 40)
     covariance = sketch(engine(10, tail="spread"), J, 0.1).finalise(0.1)
-    V = covariance._V.numpy()
+    V = covariance.directions.numpy()
     others = np.linalg.svd(V, full_matrices=True)[2][len(V) :]
     held = (V.T * covariance.eigenvalues) @ V
     for seed in range(5):
@@ -537,7 +537,7 @@ def test_large_directions_that_the_score_lets_go_are_not_spread_over_the_small_o
     U, V = (np.linalg.qr(rng.standard_normal((size, 100)))[0] for size in (400, 150))
     J = (U * d) @ V.T
     covariance = sketch(ImportantDirections(20, tail="spread", compress=True), J, 1.0).finalise(1.0)
-    assert covariance._energy > 1000 * covariance.eigenvalues.sum()  # it has let them go
+    assert covariance.totals.energy > 1000 * covariance.eigenvalues.sum()  # it has let them go
     assert (covariance._tail.eigenvalues > 1e4).sum() == 5
     exact = sketch(Exact(), J, 1.0).finalise(1.0).effective_parameters
     none = sketch(ImportantDirections(20, compress=True), J, 1.0).finalise(1.0).effective_parameters

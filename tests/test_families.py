@@ -154,6 +154,23 @@ class Pairs(nn.Module):
         return self.head(torch.tanh(self.layer(a, b)))
 
 
+class Force(nn.Module):
+    """The slope of a potential: a network that differentiates itself, by autograd or by torch.func."""
+
+    def __init__(self, by_func):
+        super().__init__()
+        self.first, self.head, self.by_func = nn.Linear(3, 5), nn.Linear(5, 1), by_func
+
+    def potential(self, x):
+        return self.head(torch.tanh(self.first(x))).sum()
+
+    def forward(self, x):
+        if self.by_func:
+            return torch.func.grad(self.potential)(x)[:, 0]
+        x = x.requires_grad_()
+        return torch.autograd.grad(self.potential(x), x, create_graph=True)[0][:, 0] + self.head.bias
+
+
 def old_weight_norm():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -245,6 +262,8 @@ FAMILIES = {
                             words, HOOKS),
     "embedding bag, largest": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4, mode="max"), nn.Linear(4, 1)), words, LOOP),
     "bilinear, 2 outputs": (lambda: Pairs(2), pairs, LOOP),
+    "slopes, by autograd": (lambda: Force(False), rows_of_3, LOOP),
+    "slopes, by torch.func": (lambda: Force(True), rows_of_3, FUNC),
 }  # fmt: skip
 
 

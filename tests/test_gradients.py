@@ -8,6 +8,7 @@ import torch
 from conftest import in_threads, mlp, regression
 from torch import nn
 
+from deltaband import Exact, Nystrom, PredictionIntervals, RandomProjection, RobustFrequentDirections
 from deltaband.batch import GradientBatch
 from deltaband.gradients import Network
 from deltaband.twin import fingerprint
@@ -152,6 +153,36 @@ def test_the_callers_context_does_not_matter(context, model):
     with context():
         inside = Network(model).gradients(X.clone())[1].rows()
     assert torch.equal(expected, inside)
+
+
+def test_a_model_made_in_inference_mode_is_as_good_as_another():
+    def made():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).eval()
+
+    X, plain = torch.randn(6, 3), made()
+    _, J = reference.jacobian(plain, X)
+    with torch.inference_mode():
+        model = made()
+        model.load_state_dict(plain.state_dict())
+    np.testing.assert_allclose(Network(model).gradients(X)[1].rows(), J, atol=1e-5)
+    with torch.inference_mode():
+        np.testing.assert_allclose(Network(model).gradients(X)[1].rows(), J, atol=1e-5)
+    assert all(w.is_inference() for w in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+@pytest.mark.parametrize("engine", [Exact(), Nystrom(8), RandomProjection(8), RobustFrequentDirections(8)])
+def test_the_default_device_does_not_matter(engine):
+    model, X, y = mlp(), torch.randn(30, 3), torch.randn(30)
+
+    def asked():
+        band = PredictionIntervals(model, damping=1.0, covariance=engine).fit(X, y)
+        alone = PredictionIntervals(model, damping=1.0).fit(X[:1], y[:1])
+        return band.predict(X).upper, alone.leverage(X)
+
+    expected = asked()
+    with torch.device("meta"):  # any other than the model's
+        assert all(map(torch.equal, expected, asked()))
 
 
 def test_eight_threads_get_the_numbers_of_one():

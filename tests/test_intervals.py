@@ -237,6 +237,43 @@ def test_a_model_that_has_changed_its_shape_or_precision_since_fit_is_noticed(da
         band.predict(data[0])
 
 
+def test_a_network_that_counts_its_calls_has_not_changed():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.layer(x)
+
+    X, y = torch.randn(60, 3), torch.randn(60)
+    model = Counting()
+    band = PredictionIntervals(model, damping=1.0).fit(X, y)  # without a warning, all of it
+    band.calibrate(X + 1e-3, y, tune=False).predict(X)
+    assert model.calls == 0
+
+
+def test_a_cache_that_a_call_of_the_model_fills_is_no_change():
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.register_buffer("places", torch.zeros(0), persistent=False)
+
+        def forward(self, x):
+            if len(self.places) < x.shape[1]:
+                self.places = torch.arange(x.shape[1]) / 10
+            return self.layer(x + self.places)
+
+    X, y = torch.randn(60, 3), torch.randn(60)
+    model = Placed()
+    band = PredictionIntervals(model, damping=1.0).fit(X, y)
+    model(X)
+    band.calibrate(X + 1e-3, y, tune=False).predict(X)
+
+
 def test_changed_weights_are_noticed_and_named(model, data):
     band = fitted(model, data)
     with torch.no_grad():
@@ -381,7 +418,7 @@ def test_a_rank_that_is_too_small_is_warned_about():
         ({"weight_decay": -1e-2}, ValueError, "weight_decay must be a finite number"),
         ({"weight_decay": 1e-2, "damping": 1.0}, ValueError, "not both"),
         ({"weight_decay": 1e-2, "loss": "mae"}, ValueError, "squared errors"),
-        ({"weight_decay": 1e-2, "loss": "sum"}, ValueError, "batch_size goes with"),
+        ({"weight_decay": 1e-2, "loss": "sum"}, ValueError, "loss='sum' needs batch_size="),
         ({"weight_decay": 1e-2, "batch_size": 5}, ValueError, "batch_size goes with"),
         ({"weight_decay": 1e-2, "loss": "sum", "batch_size": 0}, ValueError, "batch_size must be a positive"),
         ({"covariance": "exact"}, TypeError, "covariance must be 'auto' or an engine"),

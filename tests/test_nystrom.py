@@ -235,7 +235,7 @@ def test_bounds_that_hold_for_every_matrix(n, p, landmarks, log_damping, seed, n
     assert p_star <= covariance.effective_parameters + covariance.missed_parameters + 1e-5
     if tail == "none":
         assert covariance.effective_parameters <= p_star + 1e-5
-    V = covariance._basis.landmarks.rows().numpy().T @ covariance._basis.T
+    V = covariance.basis.landmarks.rows().numpy().T @ covariance.basis.T
     difference = J.T @ J - (V * covariance.eigenvalues) @ V.T
     assert np.linalg.norm(difference, 2) <= covariance.error_bound + 1e-4 * np.linalg.norm(J) ** 2
     # what is estimated stays within it
@@ -486,7 +486,7 @@ def test_landmarks_are_training_rows_whether_the_loader_shuffles_or_not(data, en
     torch.manual_seed(3)
     for training in ((X, y), (loader(X, y, shuffle=True),)):
         covariance = band(engine, model).fit(*training)._fits[0].covariance
-        landmarks = covariance._basis.landmarks.rows().numpy()
+        landmarks = covariance.basis.landmarks.rows().numpy()
         assert len(landmarks) == 12
         order = [np.abs(rows - landmark).max(axis=1).argmin() for landmark in landmarks]
         assert len(set(order)) == 12
@@ -501,7 +501,7 @@ def test_landmarks_are_training_rows_whether_the_loader_shuffles_or_not(data, en
 @pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
 def test_the_seed_draws_the_landmarks(data):
     def landmarks(seed):
-        return band(Nystrom(12, seed=seed)).fit(*data)._fits[0].covariance._basis.landmarks.rows()
+        return band(Nystrom(12, seed=seed)).fit(*data)._fits[0].covariance.basis.landmarks.rows()
 
     assert torch.equal(landmarks(1), landmarks(1))
     assert not torch.equal(landmarks(1), landmarks(2))

@@ -357,3 +357,56 @@ def test_targets_in_the_wrong_units_are_suspected(trained):
     band = PredictionIntervals(trained, weight_decay=WD, target_transform=([0.0, 1.0], [1.0, 1.0]))
     with pytest.raises(ValueError, match="target_transform has 2 columns, the intervals have 3"):
         band.fit(X, Y)
+
+
+def test_a_transform_that_is_not_monotone_over_the_intervals_is_refused(trained):
+    from sklearn.preprocessing import FunctionTransformer
+
+    X, Y = three_outputs(150)
+    root = FunctionTransformer(np.sqrt, np.square)  # takes a bound of −1 to 1, above the prediction
+    band = PredictionIntervals(trained, weight_decay=WD, target_transform=root).fit(X, Y)
+    for side in ("both", "lower", "upper"):
+        with pytest.raises(ValueError, match="not monotone over the intervals"):
+            band.predict(X, side=side)
+    cut = FunctionTransformer(np.sqrt, lambda z: np.square(np.maximum(z, 0)))
+    intervals = PredictionIntervals(trained, weight_decay=WD, target_transform=cut).fit(X, Y).predict(X, [0.5, 0.9])
+    assert (intervals.lower >= 0).all()
+    assert (intervals.lower <= intervals.mean[:, :, None]).all()
+    assert (intervals.mean[:, :, None] <= intervals.upper).all()
+
+
+def test_a_transform_may_turn_some_outputs_round(trained):
+    from sklearn.preprocessing import FunctionTransformer
+
+    X, Y = three_outputs(150)
+    signs = np.array([1, -1, 1])
+    flip = FunctionTransformer(lambda y: y * signs, lambda z: z * signs)
+    plain = PredictionIntervals(trained, weight_decay=WD).fit(X, Y).predict(X.numpy(), [0.5, 0.9])
+    band = PredictionIntervals(trained, weight_decay=WD, target_transform=flip).fit(X, Y)
+    got = band.predict(X.numpy(), [0.5, 0.9])
+    np.testing.assert_allclose(got.lower[:, 1], -plain.upper[:, 1], rtol=1e-12)
+    np.testing.assert_allclose(got.upper[:, ::2], plain.upper[:, ::2], rtol=1e-12)
+    with pytest.raises(ValueError, match="some outputs round and not of others"):
+        band.predict(X, side="upper")
+
+
+def test_a_one_sided_bound_beyond_the_prediction_keeps_its_place(trained):
+    from sklearn.preprocessing import FunctionTransformer
+
+    X, Y = three_outputs(150)
+    log = FunctionTransformer(np.log, np.exp)
+    plain = PredictionIntervals(trained, weight_decay=WD).fit(X, Y).calibrate(X + 0.01, Y + 5)
+    band = PredictionIntervals(trained, weight_decay=WD, target_transform=log).fit(X, Y).calibrate(X + 0.01, Y + 5)
+    lower = band.predict(X.numpy(), side="lower").lower
+    assert (lower > band.prediction(X.numpy())).all()
+    np.testing.assert_allclose(lower, np.exp(plain.predict(X.numpy(), side="lower").lower), rtol=1e-12)
+
+
+def test_a_transform_of_other_columns_is_refused_before_the_fit(trained):
+    from sklearn.preprocessing import StandardScaler
+
+    X, Y = three_outputs(150)
+    for scaler, outputs in ((StandardScaler().fit(Y), [0, 2]), (StandardScaler(), None)):
+        band = PredictionIntervals(trained, weight_decay=WD, outputs=outputs, target_transform=scaler)
+        with pytest.raises(ValueError, match=r"target_transform cannot take \d outputs a row back"):
+            band.fit(X, Y)

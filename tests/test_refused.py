@@ -93,6 +93,27 @@ def test_half_precision_is_refused_where_it_is_chosen_and_taken_as_it_is_where_i
         PredictionIntervals(nn.Linear(3, 1).half(), damping=1.0)
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(3, 4), nn.LSTM(3, 4)])
+def test_autocast_within_the_network_is_refused_with_what_to_do(layer):
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = layer, nn.Linear(4, 1)
+
+        def forward(self, x, enabled=True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                h = self.layer(x if isinstance(self.layer, nn.Linear) else x[None])
+                return self.head(h if isinstance(h, torch.Tensor) else h[0][0]).float()
+
+    with pytest.raises(TypeError, match=r"computes 'layer' in torch\.bfloat16.*enabled=self\.training"):
+        PredictionIntervals(Cast(), damping=1.0).fit(rows(), torch.zeros(30))
+
+
+def test_complex_parameters_are_not_told_to_lose_their_imaginary_part():
+    with pytest.raises(TypeError, match=r"'weight' is torch\.complex64.*real and imaginary parts"):
+        PredictionIntervals(nn.Linear(3, 1, dtype=torch.complex64), damping=1.0)
+
+
 def test_integer_parameters_are_constants_and_cannot_be_chosen():
     class Selected(nn.Module):
         def __init__(self):

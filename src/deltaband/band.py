@@ -22,14 +22,18 @@ from .batch import GradientBatch
 from .choice import Choice
 from .covariance import Covariance, Engine, Plan, Spectrum
 from .covariance.memory import free_memory
+from .covariance.spectral import SpectralCovariance
 from .damping import Damping
 from .data import Batches
 from .error import ErrorReport
 from .fitted import Fit
 from .gradients import Head, Network
 from .inputs import Inputs
+from .summary import Line
 from .twin import fingerprint
 from .warning import DeltabandWarning
+
+QUICK = 1_000  # eigenvalues of a matrix of this size take a moment
 
 Question = Callable[[GradientBatch], np.ndarray]
 
@@ -92,7 +96,9 @@ class Band:
         with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
             groups, batches = self._look(batches)
             network = self._network(self._fitted_head(groups[0]))
-            return fitting.planned(network, batches, self._engine, self._damping, self._memory_each(len(groups)))[0]
+            return fitting.planned(
+                network, batches, self._engine, self._damping, self._memory_each(len(groups)), batches.n_rows
+            )[0]
 
     def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
         """How far the widths are from those of `Exact()`, estimated: for the rows `x`, or for some training rows.
@@ -119,7 +125,7 @@ class Band:
         if fit.covariance.error_bound == 0.0:
             return ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine))
         self._covariance(fit)
-        if fit.sample is None:
+        if not min(fit.n_compared, len(fit.sample)):
             raise ValueError(
                 f"an estimate needs {error.FEWEST_ROWS} training rows, and memory for the exact method on them; a band "
                 "from a file has none unless it was saved with save(..., sample=True)"
@@ -197,7 +203,32 @@ class Band:
         """Trainable parameters of the network, of those that were chosen."""
         return self._fitted()[0].n_parameters
 
+    def _repr_html_(self) -> str:
+        """For notebooks: what was fitted, and its spectrum where that is quickly had."""
+        from . import notebook
+        from .markup import element
+
+        try:
+            damping = self._fitted()[0].covariance.damping
+        except NotFittedError:
+            return element("p", repr(self))
+        return notebook.summary(type(self).__name__, self._described(), self._quick_spectrum(), damping)
+
     # --- for those who are bands
+
+    def _described(self) -> list[Line]:
+        """The lines of the summary."""
+        raise NotImplementedError
+
+    def _quick_spectrum(self) -> Spectrum | None:
+        fit = self._fits[0]
+        known = isinstance(fit.covariance, SpectralCovariance)
+        if fit.covariance.damping is None or not (known or min(fit.n_rows * fit.n_outputs, fit.n_parameters) <= QUICK):
+            return None
+        try:
+            return fit.covariance.spectrum()
+        except (ArithmeticError, MemoryError, np.linalg.LinAlgError, ValueError):  # showing a band must not fail
+            return None
 
     def _options(self) -> dict[str, Any]:
         """What it was constructed with, functions aside."""
@@ -259,7 +290,13 @@ class Band:
         network = self._network()
         outputs = network.outputs(x).cpu().double()
         self._check_targets(outputs, y)
-        return self._groups(network.n_returned), batches
+        groups = self._groups(network.n_returned)
+        if len(groups) > 1 and not batches.twice:
+            raise ValueError(
+                "gram='own' reads the data once for each output, which an iterator or generator does not allow: "
+                "give arrays X and y, a DataLoader, or a list of batches"
+            )
+        return groups, batches
 
     def _memory_each(self, n_fits: int) -> float | None:
         if n_fits == 1:
@@ -273,28 +310,17 @@ class Band:
         """A fit for each of `_groups`. `squares` stands in for `_squares`, for who wants to see more than a sum."""
         batches = self._read(data, y, n_rows)
         if self._engine is not None:
-            fitting.check(self._engine, batches, self._damping)
+            fitting.check(self._engine, batches, self._damping, batches.n_rows)
         groups, batches = self._look(batches)
-        if len(groups) > 1 and not batches.twice:
-            raise ValueError(
-                "gram='own' reads the data once for each output, which an iterator or generator does not allow: "
-                "give arrays X and y, a DataLoader, or a list of batches"
-            )
         memory = self._memory_each(len(groups))
         fits = []
         for outputs in groups:
             network = self._network(self._fitted_head(outputs))
-            fit = fitting.fit(
-                network,
-                batches,
-                self._engine,
-                self._damping,
-                memory,
-                progress,
-                partial(squares or self._squares, outputs),
-                self._noise,
+            rows, batches = fitting.begun(
+                network, batches, self._engine, self._damping, memory, progress, batches.n_rows
             )
-            fits.append(replace(fit, outputs=outputs))
+            rows.take(batches, partial(squares or self._squares, outputs), progress)
+            fits.append(replace(rows.finish(self._damping, self._noise), outputs=outputs))
         return tuple(fits)
 
     def _fitted(self) -> tuple[Fit, ...]:

@@ -146,7 +146,7 @@ class GradientBatch:
         """The rows of these numbers, in order."""
         chosen, first = [], 0
         for block in self.blocks:
-            within = torch.as_tensor(index[(index >= first) & (index < first + len(block))] - first)
+            within = torch.from_numpy(index[(index >= first) & (index < first + len(block))] - first)
             first += len(block)
             if len(within):
                 chosen.append(Held(tuple(part.take(within) for part in block.parts())))

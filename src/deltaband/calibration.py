@@ -27,6 +27,7 @@ import numpy as np
 from .batch import GradientBatch
 from .covariance import Covariance, SpectralCovariance
 from .metrics import interval_scores
+from .trace import share_by_chance
 
 Side = Literal["both", "lower", "upper"]
 
@@ -249,8 +250,7 @@ class Calibration:
 
     def warnings(self) -> list[str]:
         """Where the guarantee rests on something that looks doubtful."""
-        by_chance = self.repeated + 4 * math.sqrt(self.repeated * (1 - self.repeated) / self.n_rows)
-        if self.seen > by_chance + SEEN:
+        if self.seen > share_by_chance(self.repeated, self.n_rows) + SEEN:
             return [
                 f"{self.seen:.0%} of the calibration rows were training rows ({self.repeated:.0%} would be by chance): "
                 "their residuals are too small, so will be the intervals; calibrate on rows that the network was not "

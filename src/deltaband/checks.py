@@ -85,7 +85,9 @@ def distinct(x: Inputs, most: int) -> Inputs:
     def noisy(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
-        return tensor + 0.1 * torch.randn(tensor.shape, generator=generator).to(tensor) * (1 + tensor.abs())
+        return tensor + 0.1 * torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor) * (
+            1 + tensor.abs()
+        )
 
     return Inputs.cat([rows, rows.map(noisy)])
 

@@ -25,7 +25,7 @@ from .gradients import Head
 from .labels import Tally
 from .odds import joint_fisher, largest, log_odds, own_fisher
 from .result import ClassIntervals, Intervals, like, parse_levels
-from .summary import describe_classes
+from .summary import Line, describe_classes, screen
 from .warning import DeltabandWarning
 
 
@@ -150,13 +150,16 @@ class ClassificationIntervals(Band):
 
     def summary(self) -> str:
         """What was fitted, on one screen."""
-        return describe_classes(self.model, self._fitted(), self._damping, self._accuracies, self._predicted)
+        return screen("ClassificationIntervals", self._described())
 
     def __repr__(self) -> str:
         if self._fits:
             return self.summary()
         name = type(self.model).__name__
         return f"ClassificationIntervals({name}, λ {self._damping}, {self.covariance!r}), not fitted"
+
+    def _described(self) -> list[Line]:
+        return describe_classes(self.model, self._fitted(), self._damping, self._accuracies, self._predicted)
 
     # --- what of the network's outputs is asked about
 
@@ -237,8 +240,9 @@ def _warnings(fits: Sequence[Fit], tally: Tally) -> list[str]:
             )
         elif p_star < 1:
             messages.append(
-                f"the network is so sure of its training rows that they determine p* = {p_star:.2g} parameters: narrow "
-                "intervals then come from the weight decay, not from the data; look at leverage(x)"
+                f"the training rows determine no more than p* = {p_star:.2g} parameters, as the network is so sure of "
+                "them or λ so large: narrow intervals then come from the weight decay, not from the data; look at "
+                "leverage(x)"
             )
         missed = fit.covariance.missed_parameters
         if fit.error is not None:

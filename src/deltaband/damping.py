@@ -31,7 +31,9 @@ class Damping:
                 f"loss must be 'mean', 'half_mean' or 'sum' (of squared errors), got {self.loss!r}; other losses are "
                 "not covered by the formula"
             )
-        if (self.loss == "sum") != (self.batch_size is not None):
+        if self.loss == "sum" and self.batch_size is None:
+            raise ValueError("loss='sum' needs batch_size=, that of the training: λ = n·weight_decay/(2·batch_size)")
+        if self.loss != "sum" and self.batch_size is not None:
             raise ValueError("batch_size goes with loss='sum', where λ = n·weight_decay/(2·batch_size), and only there")
         size = self.batch_size
         if size is not None and (isinstance(size, bool) or not (isinstance(size, Integral) and size >= 1)):
@@ -39,7 +41,7 @@ class Damping:
         for name in ("weight_decay", "damping"):
             value = getattr(self, name)
             check_non_negative(value, name)
-            if value and not 1 / HUGE <= value <= HUGE:
+            if value and not 1 / HUGE <= float(value) <= HUGE:  # no number of float32
                 raise ValueError(f"{name} must be 0 or between {1 / HUGE:g} and {HUGE:g}, got {value!r}")
 
     @property

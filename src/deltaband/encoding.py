@@ -43,7 +43,7 @@ SCORES = {score.__name__: score for score in (directions.importance, directions.
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64)}
 
 _SPECTRAL = ("eigenvalues", "damping", "_name", "_floor")
-_SKETCHED = ("_spread", "_tail", "_V", "_squared", "_shift", "_energy", "_lost", "_unheld", "error_bound")
+_SKETCHED = ("_spread", "_tail", "directions", "squared", "totals", "_unheld", "error_bound")
 _CONFORMAL = ("scales", "n_rows", "_unit", "_signed", "_absolute", "_sum_squares", "_log_weight", "chosen")
 
 
@@ -55,11 +55,11 @@ def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
     plain: dict[type, tuple[str, ...]] = {
         DampedGram: ("damping", "size", "_matrix", "_diagonal", "effective_size", "rounding"),
         exact.PrimalCovariance: ("_A", "damping", "effective_parameters"),
-        exact.DualCovariance: ("_A", "_J", "damping", "effective_parameters"),
+        exact.DualCovariance: ("_A", "J", "damping", "effective_parameters"),
         exact.DiagonalPrimal: (*_SPECTRAL, "_V"),
-        exact.DiagonalDual: (*_SPECTRAL, "_U", "_J"),
+        exact.DiagonalDual: (*_SPECTRAL, "_U", "J"),
         sketched.SketchedCovariance: (*_SPECTRAL, *_SKETCHED),
-        nystrom.NystromCovariance: (*_SPECTRAL, "_basis", "_tail", "_corrected", "error_bound"),
+        nystrom.NystromCovariance: (*_SPECTRAL, "basis", "totals", "_tail", "_corrected", "error_bound"),
         projection.ProjectedCovariance: (*_SPECTRAL, "_S", "_exact", "_full_rank"),
         calibration.ConformalScale: _CONFORMAL,
         calibration.EachOutput: ("outputs", "n_rows"),
@@ -68,7 +68,7 @@ def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
     }
     for cls in (
         *(Fit, Layers, ErrorReport, Sample, Inputs, GradientBatch, Held, Recomputed, Rows, Outer, Lookup),
-        *(nystrom.Basis, tail.Tail, unheld.Unheld, projection.Projection),
+        *(nystrom.Basis, nystrom.RowSums, sketched.Totals, tail.Tail, unheld.Unheld, projection.Projection),
         *(calibration.Calibration, calibration.Scales),
     ):
         plain[cls] = tuple(field.name for field in fields(cls))

@@ -78,8 +78,7 @@ def report(
     directions than half of the sample would be exact there: it gets half, if the sample is small against the data. So
     the estimate is one of a smaller engine's error.
     """
-    assert fit.sample is not None
-    sample = fit.sample
+    sample = fit.sample.between(0, fit.n_compared)
     if x is None:
         cut = len(sample) - max(1, min(ASKED, len(sample) // 4))
         sample, rest = sample.between(0, cut), sample.between(cut, len(sample))

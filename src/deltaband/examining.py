@@ -72,7 +72,7 @@ def _tried(
     outputs, calls = forward(evaluate, layers, b, shared)
     if not outputs.requires_grad:
         raise ValueError(DEPENDS_ON_NOTHING)
-    y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1]).to(outputs)
+    y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
     deltas = deltas_of(y, calls, retain_graph=True)
     guesses: dict[str, dict[int, Part]] = {}
     for name, layer in layers.items():

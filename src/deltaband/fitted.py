@@ -33,7 +33,8 @@ class Fit:
     n_returned: int = 1  # how many outputs the network has, those not asked about included
     shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) of p* that each output has
     leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) of training rows; if exact
-    sample: Sample | None = None  # inputs of training rows, in random order; none where exact
+    sample: Sample = field(default_factory=Sample)  # inputs of training rows, in random order
+    n_compared: int = 0  # how many of them a comparison with the exact method may take; 0 where exact
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
     rows_at_once: int = 0  # to be asked together, where that saves work
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from . import capture
+from .alone import real_tensors
 from .batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Held
 from .capture import Layers
 from .checks import check_output, check_own, check_same, distinct, first_difference
@@ -21,7 +22,7 @@ from .choice import Choice, chosen, last_layer, layers_of
 from .examining import examine
 from .inputs import Inputs
 from .layers import Part, Rows
-from .rowwise import PAST_THE_TREE, looped, plain, vmapped
+from .rowwise import PAST_THE_TREE, leaves, looped, plain, vmapped
 from .twin import no_inner_loops, plain_autograd, twin, unwrapped
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
@@ -67,10 +68,10 @@ class Network:
             )
         for name, w in self.parameters.items():
             if w.dtype not in (torch.float32, torch.float64):
-                raise TypeError(
-                    f"parameter {name!r} is {w.dtype}, expected float32 or float64: "
-                    "convert a copy of the model first, for instance with copy.deepcopy(model).float()"
-                )
+                hint = "convert a copy of the model first, for instance with copy.deepcopy(model).float()"
+                if w.is_complex():
+                    hint = "write it as its real and imaginary parts, or leave it out with parameters="
+                raise TypeError(f"parameter {name!r} is {w.dtype}, expected float32 or float64: {hint}")
         tensors = list(self.parameters.values())
         self.n_parameters = sum(w.numel() for w in tensors)
         if self.n_parameters == 0:
@@ -129,6 +130,7 @@ class Network:
         versions = [w._version for w in self.twin.parameters()]
         remembered = given = 0
         last: str | None = None
+        coarse: list[str] = []
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal remembered
@@ -140,22 +142,35 @@ class Network:
                 nonlocal given, last
                 given += output.nbytes if isinstance(output, Tensor) else 0
                 last = name if name in self._layers else last
+                if capture.is_known(module) and capture.owned(module):
+                    coarse.extend(f"{name!r} in {each.dtype}" for each in real_tensors(output) if each.itemsize < 4)
 
             return hook
 
+        def called() -> Any:
+            try:
+                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                    return self._call(x.map(torch.clone))
+            except Exception:  # a network that uses torch.func takes no such hooks; any other fails once more
+                return self._call(x.map(torch.clone))
+
         with ExitStack() as stack:
             stack.enter_context(plain_autograd(self.device))
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
             for name, module in self.twin.named_modules():
                 if next(module.children(), None) is None or name in self._layers:
                     stack.callback(module.register_forward_hook(weigh(name)).remove)
             try:
-                y = self._call(x.map(torch.clone))
+                y = called()
             except Exception as error:
                 integer = any(not tensor.is_floating_point() for tensor in x.tensors)
                 hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
                 hint += "" if x.single else f"; its forward takes {inspect.signature(self.twin.forward)}"
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
+            if coarse:
+                raise TypeError(
+                    f"the network computes {coarse[0]}, of weights in {self.dtype} (torch.autocast in its forward?): "
+                    "such gradients are too coarse for JᵀJ; take the autocast off, or say enabled=self.training"
+                )
             check_output(y, b)
             y = self._headed(y, b)
         if versions != [w._version for w in self.twin.parameters()]:
@@ -198,11 +213,20 @@ class Network:
                 self.layers = examine(self.twin, lambda: self._fresh(x), len(x))
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
-        if y.requires_grad:
+        if y.requires_grad and self._reached_past(x, y):
             raise TypeError(PAST_THE_TREE)
         if self.layers.rest and not self._vmap_works(self.layers.rest, x):
             self.layers = replace(self.layers, vmap=False)
         return self.layers
+
+    def _reached_past(self, x: Inputs, y: Tensor) -> bool:
+        """Whether y, which was computed with constant parameters, has gradients with respect to others.
+
+        A network that differentiates its own outputs makes leaves of its inputs, but new ones in each call.
+        """
+        with plain_autograd(self.device):
+            again = self.evaluate(x.map(torch.clone), self.parameters)
+        return not leaves(y).isdisjoint(leaves(again))
 
     def verify(self, x: Any) -> None:
         """Raise unless the last row of `x` and some others, drawn at random, have the gradients of plain autograd.
@@ -299,8 +323,15 @@ class Network:
         """Outputs (b, m) alone, without gradients."""
         x = Inputs.of(x)
         rows = self.check(x)
-        with plain_autograd(self.device), torch.no_grad():
+        with plain_autograd(self.device):
             try:
-                return torch.cat([self.evaluate(self.prepare(part)) for part in x.split(rows)])
+                return torch.cat([self._answer(part) for part in x.split(rows)])
             except Exception as error:
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
+
+    def _answer(self, x: Inputs) -> Tensor:
+        try:
+            with torch.no_grad():
+                return self.evaluate(self.prepare(x)).detach()
+        except RuntimeError:  # a network that differentiates its own outputs cannot do without a graph
+            return self.evaluate(self.prepare(x)).detach()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from . import growing as growth
 from .arrays import whole_numbers
 from .band import Band, Question
 from .calibrating import calibrated
@@ -20,9 +23,14 @@ from .damping import Damping
 from .fitted import Fit
 from .gradients import Head
 from .result import Intervals, like, parse_levels
-from .summary import describe
+from .summary import Line, describe, screen
 from .units import Units
 from .warning import DeltabandWarning
+
+if TYPE_CHECKING:  # matplotlib is an extra
+    from matplotlib.axes import Axes
+
+FINISHING = threading.RLock()  # several threads may ask a band that has rows to take in
 
 
 class PredictionIntervals(Band):
@@ -91,6 +99,7 @@ class PredictionIntervals(Band):
         self._one_output = isinstance(outputs, int | np.integer)
         self._units = Units.of(target_transform)
         self._calibration: Calibration | None = None
+        self._growing: tuple[growth.Growing, ...] = ()
         super().__init__(model, rule, covariance, memory, parameters, output, batch, gram)
 
     def fit(self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = True) -> PredictionIntervals:
@@ -103,8 +112,52 @@ class PredictionIntervals(Band):
         fits = self._fit_to(data, y, n_rows, progress)
         # which may be errors: then nothing has changed
         _warn(list(dict.fromkeys(message for fit in fits for message in fit.warnings())))
-        self._fits, self._calibration = fits, None
+        self._fits, self._growing, self._calibration = fits, (), None
         return self
+
+    def partial_fit(
+        self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = False
+    ) -> PredictionIntervals:
+        """Take in some of the training rows, after those that are there already: of `fit`, of `load`, or of
+        `partial_fit` itself. All parts together are one fit; what they amount to is worked out when it is asked for.
+
+        `n_rows` is how many rows there will be in all, if that is known: with the first part it helps `"auto"` to
+        choose, and `ImportantDirections` needs it where λ follows from `weight_decay`. `Nystrom` draws its landmarks
+        from the first part. A calibration ends with new rows, with a warning.
+        """
+        with FINISHING:
+            growing = self._growing or (growth.resumed(self, self._fits) if self._fits else ())
+            grown = growth.taken_in(self, growing, data, y, n_rows, progress)
+            self._take_over(grown)
+        return self
+
+    def merge(self, other: PredictionIntervals) -> PredictionIntervals:
+        """Add the training rows of another band, fitted elsewhere with the same options to the same network."""
+        growth.check_alike(self, other)
+        mine, theirs = (growth.resumed(band, band._fitted()) for band in (self, other))
+        with FINISHING:
+            self._take_over(growth.merged(mine, theirs))
+        return self
+
+    def _take_over(self, grown: tuple[growth.Growing, ...]) -> None:
+        ended, self._growing, self._calibration = self._calibration, grown, None
+        if ended is not None:
+            _warn(["new training rows end the calibration, which was for the band without them: calibrate again"])
+
+    def _fitted(self) -> tuple[Fit, ...]:
+        with FINISHING:
+            if self._growing:
+                try:
+                    fits = tuple(
+                        replace(rows.finish(self._damping, self._noise), outputs=outputs)
+                        for rows, outputs in self._growing
+                    )
+                except BaseException:  # the rows are gone: better no band than the one without them
+                    self._fits, self._growing = (), ()
+                    raise
+                self._fits, self._growing = fits, ()
+                _warn(list(dict.fromkeys(message for fit in fits for message in fit.warnings())))
+        return super()._fitted()
 
     def calibrate(
         self, data: Any, y: Any = None, *, tune: bool = True, joint: bool = False, seed: int = 0
@@ -184,10 +237,9 @@ class PredictionIntervals(Band):
         lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, :, 0], upper[:, :, 0]
-        mean, lower, upper = self._units.original(outputs), self._units.original(lower), self._units.original(upper)
-        lower, upper = np.minimum(lower, upper), np.maximum(lower, upper)  # a transform may turn the order round
+        lower, upper = self._units.bounds(outputs, lower, upper)
         return Intervals(
-            self._like(x, mean),
+            self._like(x, self._units.original(outputs)),
             self._like(x, lower, -np.inf),
             self._like(x, upper, np.inf),
             levels[0] if np.ndim(level) == 0 else levels,
@@ -226,6 +278,22 @@ class PredictionIntervals(Band):
         _, h = self._asked(x, [self._covariance(fit).leverage for fit in self._fitted()])
         return self._like(x, np.stack(h, axis=1))
 
+    def plot(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        level: float | Sequence[float] = 0.95,
+        output: int | None = None,
+        data: tuple[Any, Any] | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """The band over an `x` of one feature, with its targets `y` and training `data=(x, y)` where given; for other
+        inputs the intervals sorted by width, which takes `y`. `output` is the one to show, of several."""
+        from . import plots
+
+        return plots.fitted(self.predict(x, level), x, y, output=output, data=data, ax=ax)
+
     @property
     def noise_std_(self) -> float | np.ndarray:
         """s of each output, in the units of the target; NaN where n − p* ≤ 0 or λ is not known.
@@ -235,14 +303,28 @@ class PredictionIntervals(Band):
         noise = self._units.length(np.concatenate([fit.noise_std for fit in self._fitted()]))
         return float(noise[0]) if self._is_single else noise
 
+    @property
+    def outputs_(self) -> tuple[int, ...]:
+        """Which of the network's outputs there are intervals for."""
+        return tuple(o for fit in self._fitted() for o in fit.outputs)
+
+    @property
+    def warnings_(self) -> tuple[str, ...]:
+        """What `fit` and `calibrate` have warned of."""
+        said = [message for fit in self._fitted() for message in fit.warnings()]
+        return tuple(dict.fromkeys(said + (self._calibration.warnings() if self._calibration is not None else [])))
+
     def summary(self) -> str:
         """What was fitted, on one screen."""
-        return describe(self.model, self._fitted(), self._damping, self._calibration)
+        return screen("PredictionIntervals", self._described())
 
     def __repr__(self) -> str:
-        if self._fits:
+        if self._fits or self._growing:
             return self.summary()
         return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.covariance!r}), not fitted"
+
+    def _described(self) -> list[Line]:
+        return describe(self.model, self._fitted(), self._damping, self._calibration)
 
     # --- what a file holds
 
@@ -287,6 +369,7 @@ class PredictionIntervals(Band):
         n_returned = y.shape[1]
         chosen = tuple(o for group in self._groups(n_returned) for o in group)
         given, outputs = self._columns(chosen, targets, n_returned).numpy(), y[:, list(chosen)].numpy()
+        self._units.original(outputs)  # a transform that cannot take them is found before the work
         scaled = self._units.scaled(given)
         if scaled is None or len(given) < 8:
             return

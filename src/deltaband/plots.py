@@ -25,12 +25,13 @@ def band(
     intervals: Intervals,
     *,
     data: tuple[Any, Any] | None = None,
+    targets: Any = None,
     truth: tuple[Any, Any] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """The prediction and its interval over one input; several levels are nested, from light to dark.
 
-    `data=(x, y)` are the training points, `truth=(x, y)` is a curve to compare with.
+    `data=(x, y)` are the training points, `targets` those of `x`, `truth=(x, y)` is a curve to compare with.
     """
     inputs, mean = _column(x, "x"), _column(intervals.mean, "mean")
     if len(inputs) != len(mean):
@@ -52,9 +53,52 @@ def band(
     if data is not None:
         data_x, data_y = (_column(part, "data") for part in data)
         ax.scatter(data_x, data_y, s=16, color=INK, alpha=0.75, linewidths=0, zorder=3, label="training data")
+    if targets is not None:
+        y = _column(targets, "targets")
+        if len(y) != len(inputs):
+            raise ValueError(f"x and targets must have as many rows: {len(inputs)} inputs, {len(y)} targets")
+        ax.scatter(inputs, y, s=16, color=VERMILLION, alpha=0.75, linewidths=0, zorder=3, label="targets")
     ax.margins(x=0)
     ax.legend(frameon=False)
     return ax
+
+
+def fitted(
+    intervals: Intervals,
+    x: Any,
+    y: Any = None,
+    *,
+    output: int | None = None,
+    data: tuple[Any, Any] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """`band` where `x` is one feature; else, where there are targets, `sorted_by_width`. Of several outputs one is
+    chosen."""
+    m = 1 if np.ndim(intervals.mean) == 1 else np.shape(intervals.mean)[1]
+    if output is None and m > 1:
+        raise ValueError(f"a picture shows one output, and there are {m}: choose one with output=0 to {m - 1}")
+    if output is not None:
+        if isinstance(output, bool) or not isinstance(output, int | np.integer) or not 0 <= output < m:
+            raise ValueError(f"output must be a whole number from 0 to {m - 1}, got {output!r}")
+        if y is not None and np.ndim(y) == 2 and np.shape(y)[1] == m:
+            y = y[:, output]
+        if data is not None and np.ndim(data[1]) == 2 and np.shape(data[1])[1] == m:
+            data = (data[0], data[1][:, output])
+    if np.ndim(intervals.mean) == 2:
+        mean, lower, upper = (part[:, output or 0] for part in intervals)
+        intervals = Intervals(mean, lower, upper, intervals.level)
+    shape = getattr(x, "shape", ())
+    if len(shape) in (1, 2) and shape[1:] in ((), (1,)):
+        return band(x, intervals, data=data, targets=y, ax=ax)
+    if y is None:
+        raise ValueError(
+            "a picture over the input needs an x of one feature, (n,) or (n, 1)"
+            + (f", got {tuple(shape)}" if shape else "")
+            + "; give the targets y for a picture of the intervals sorted by width"
+        )
+    if data is not None:
+        raise ValueError("data goes with a picture over an input of one feature: leave it out")
+    return sorted_by_width(y, intervals, ax=ax)
 
 
 def sorted_by_width(y: Any, intervals: Intervals, *, ax: Axes | None = None) -> Axes:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:  # pandas is an extra
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +41,26 @@ class Intervals:
     def __len__(self) -> int:
         return len(self.mean)
 
+    def to_pandas(self, index: Any = None, outputs: Sequence[Any] | None = None) -> DataFrame:
+        """A frame with the columns prediction, lower_95 and upper_95; for several levels a pair of bounds each.
+
+        Several outputs stand beside each other below a name each, 0, 1, … or those given as `outputs`: `frame[0]` is
+        the frame of the first alone. `index` becomes the frame's.
+        """
+        from .frames import of_intervals
+
+        return of_intervals(self, index, outputs)
+
+    def __repr__(self) -> str:
+        from .notebook import text
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from .notebook import html
+
+        return html(self)
+
 
 @dataclass(frozen=True, eq=False)
 class ClassIntervals:
@@ -52,6 +75,20 @@ class ClassIntervals:
 
     def __len__(self) -> int:
         return len(self.log_odds)
+
+    def to_pandas(self, index: Any = None) -> DataFrame:
+        """A frame with log_odds, log_odds_lower_95, …, probability, probability_lower_95, …, below the number of each
+        class; of one class alone without that, and of predicted classes behind the column class."""
+        from .frames import of_classes
+
+        return of_classes(self, index)
+
+    def __repr__(self) -> str:
+        of = f"classes {self.classes}" if isinstance(self.classes, tuple) else "the predicted class of each row"
+        return f"ClassIntervals of {of}\nprobability: {self.probability!r}\nlog_odds: {self.log_odds!r}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>Probability</p>{self.probability._repr_html_()}<p>Log-odds</p>{self.log_odds._repr_html_()}"
 
 
 def parse_levels(level: float | Sequence[float]) -> tuple[float, ...]:

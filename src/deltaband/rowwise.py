@@ -71,3 +71,17 @@ def plain(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
         gradients = torch.autograd.grad(y, varied, retain_graph=True, allow_unused=True)
     pairs = zip(gradients, varied, strict=True)
     return torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in pairs])
+
+
+def leaves(y: Tensor) -> set[Tensor]:
+    """The tensors that y has gradients with respect to."""
+    waiting, seen, found = [y.grad_fn], set(), {y} if y.is_leaf else set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found

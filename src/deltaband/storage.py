@@ -26,6 +26,7 @@ from .classification import ClassificationIntervals
 from .encoding import Decoder, Encoder
 from .gradients import Network
 from .intervals import PredictionIntervals
+from .trace import Sample
 from .twin import fingerprint, unwrapped
 
 FORMAT = 1
@@ -138,7 +139,7 @@ def _packed(
             trees = []
             for fit in fits:
                 encode.outputs = fit.outputs
-                trees.append(encode(fit if sample else replace(fit, sample=None)))
+                trees.append(encode(fit if sample else replace(fit, sample=Sample())))
             held[name] = {"tuple": trees}
         else:
             held[name] = encode(value)
@@ -156,7 +157,7 @@ def _packed(
         "fingerprint": hashlib.blake2b(repr(fits[0].fingerprint).encode(), digest_size=16).hexdigest(),
         "functions": band._functions(),
         "holds_weights": weights,
-        "holds_sample": sample and any(fit.sample is not None for fit in fits),
+        "holds_sample": sample and any(len(fit.sample) > 0 for fit in fits),
     }
     metadata = {
         "format": str(FORMAT),

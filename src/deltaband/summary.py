@@ -13,10 +13,16 @@ from .damping import Damping
 from .fitted import Fit
 from .labels import n_classes
 
+Line = tuple[str, str]  # a name, which begins with spaces where it belongs to the one above, and a value
+
 SHOWN = 4  # numbers of as many outputs; of more the smallest and the largest
 
 
-def describe(model: nn.Module, fits: Sequence[Fit], damping: Damping, calibration: Calibration | None) -> str:
+def screen(title: str, lines: Sequence[Line]) -> str:
+    return "\n".join([title, *(f"  {name:<22}{value}" for name, value in lines)])
+
+
+def describe(model: nn.Module, fits: Sequence[Fit], damping: Damping, calibration: Calibration | None) -> list[Line]:
     fit, m = fits[0], sum(each.n_outputs for each in fits)
     n = fit.n_rows
     rows = _first_rows(model, fit)
@@ -39,12 +45,12 @@ def describe(model: nn.Module, fits: Sequence[Fit], damping: Damping, calibratio
         ]
     if calibration is not None:
         rows += _calibration_rows(calibration, fit)
-    return _screen("PredictionIntervals", rows)
+    return rows
 
 
 def describe_classes(
     model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
-) -> str:
+) -> list[Line]:
     fit = fits[0]
     n, own = fit.n_rows, fit.n_returned > 2 and fit.n_outputs == 1
     rows = _first_rows(model, fit)
@@ -64,21 +70,17 @@ def describe_classes(
         ("damping λ", f"{fit.covariance.damping:.4g} ({damping.rule()})"),
         ("effective p*", f"{_numbers(p_star, '{:.1f}')} ({share}% of {'n' if others == 1 else f'{others}·n'})"),
     ]
-    return _screen("ClassificationIntervals", rows)
+    return rows
 
 
-def _screen(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join([title, *(f"  {name:<22}{value}" for name, value in rows)])
-
-
-def _first_rows(model: nn.Module, fit: Fit) -> list[tuple[str, str]]:
+def _first_rows(model: nn.Module, fit: Fit) -> list[Line]:
     return [
         ("network", f"{type(model).__name__}, {fit.n_parameters:,} trainable parameters (p)"),
         ("training rows", f"{fit.n_rows:,} (n)"),
     ]
 
 
-def _covariance_rows(fits: Sequence[Fit]) -> list[tuple[str, str]]:
+def _covariance_rows(fits: Sequence[Fit]) -> list[Line]:
     fit = fits[0]
     rows = [("gradients", fit.way), ("covariance", fit.covariance.describe())]
     if fit.error is not None:
@@ -97,7 +99,7 @@ def _numbers(values: np.ndarray, form: str = "{:.4g}") -> str:
     return f"{form.format(values.min())} to {form.format(values.max())}"
 
 
-def _calibration_rows(calibration: Calibration, fit: Fit) -> list[tuple[str, str]]:
+def _calibration_rows(calibration: Calibration, fit: Fit) -> list[Line]:
     """Lines of `summary()`."""
     conformal = calibration.conformal
     n, outputs = conformal.n_rows, conformal.outputs

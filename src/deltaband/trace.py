@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,12 +15,22 @@ from .inputs import Inputs
 class SeenRows(NamedTuple):
     """Which rows were trained on."""
 
-    hashes: np.ndarray  # sorted
-    repeated: float  # the share of training rows that another training row is equal to
+    hashes: np.ndarray  # (n,) sorted
 
     def share(self, hashes: np.ndarray) -> float:
         """How many of these rows were trained on."""
         return float(np.isin(hashes, self.hashes).mean())
+
+    @property
+    def repeated(self) -> float:
+        """The share of training rows that another training row is equal to."""
+        same = self.hashes[1:] == self.hashes[:-1]
+        return float((np.append(same, False) | np.append(False, same)).mean())
+
+
+def share_by_chance(repeated: float, n: int) -> float:
+    """How many of n new rows may equal training rows where so many training rows equal another."""
+    return repeated + 4 * math.sqrt(repeated * (1 - repeated) / n)
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,25 @@ class RowSample:
         few = np.flatnonzero(keys < self._limit)  # most rows of a long stream are not
         if len(few) == 0:
             return
-        x, keys = (x, keys) if len(few) == len(x) else (x[few], keys[few])
+        self._keep(*((x, keys) if len(few) == len(x) else (x[few], keys[few])))
+
+    def resume(self, sample: Sample, n_rows: int) -> None:
+        """Go on where a sample of n rows ended: their keys are the smallest of n, drawn anew."""
+        gaps = np.cumsum(self._rng.exponential(size=len(sample)))
+        keys = gaps / (gaps[-1:].sum() + self._rng.gamma(n_rows + 1 - len(sample)))
+        if 0 < len(sample) < n_rows:
+            self._limit = float(np.nextafter(keys[-1], np.inf))
+        for x, order in zip(sample.pieces, sample.order, strict=True):
+            self._kept[x.kind] = (x, keys[order])
+
+    def merge(self, other: RowSample) -> None:
+        self._limit = min(self._limit, other._limit)
+        self._cut()
+        for x, keys in other._kept.values():
+            if len(few := np.flatnonzero(keys < self._limit)):
+                self._keep(x[few], keys[few])
+
+    def _keep(self, x: Inputs, keys: np.ndarray) -> None:
         if x.kind in self._kept:
             mine, of_mine = self._kept[x.kind]
             x, keys = Inputs.cat([mine, x]), np.concatenate([of_mine, keys])
@@ -61,8 +90,11 @@ class RowSample:
         every = np.concatenate([keys for _, keys in self._kept.values()])
         if len(every) > self._size:
             self._limit = float(np.partition(every, self._size)[self._size])
-            kept = {kind: (x, keys, keys < self._limit) for kind, (x, keys) in self._kept.items()}
-            self._kept = {kind: (x[w], keys[w]) for kind, (x, keys, w) in kept.items() if w.any()}
+            self._cut()
+
+    def _cut(self) -> None:
+        kept = {kind: (x, keys, keys < self._limit) for kind, (x, keys) in self._kept.items()}
+        self._kept = {kind: (x[w], keys[w]) for kind, (x, keys, w) in kept.items() if w.any()}
 
     def rows(self) -> Sample:
         if not self._kept:
@@ -76,17 +108,28 @@ class RowSample:
 class RowTrace:
     """Takes in the training rows as they stream by."""
 
-    def __init__(self, sample_size: int) -> None:
+    def __init__(self, sample_size: int, seed: int = 0) -> None:
         self._hashes: list[np.ndarray] = []
-        self._sample = RowSample(sample_size)
+        self._sample = RowSample(sample_size, seed)
+
+    @classmethod
+    def resumed(cls, seen: SeenRows, sample: Sample, sample_size: int) -> RowTrace:
+        """Of rows that were seen before, some of which are at hand."""
+        trace = cls(sample_size, seed=len(seen.hashes))
+        trace._hashes.append(seen.hashes)
+        trace._sample.resume(sample, len(seen.hashes))
+        return trace
+
+    def merge(self, other: RowTrace) -> None:
+        self._hashes += other._hashes
+        self._sample.merge(other._sample)
 
     def update(self, x: Inputs, y: Tensor) -> None:
         self._hashes.append(pair_hashes(x, y))
         self._sample.update(x)
 
     def seen(self) -> SeenRows:
-        hashes, counts = np.unique(np.concatenate(self._hashes), return_counts=True)
-        return SeenRows(hashes, float(counts[counts > 1].sum() / counts.sum()))
+        return SeenRows(np.sort(np.concatenate(self._hashes)))
 
     def sample(self) -> Sample:
         """Some of the rows, drawn uniformly."""

@@ -45,9 +45,11 @@ def twin(model: nn.Module, chosen: Callable[[str], bool] = lambda name: True, ow
             raise ValueError(
                 f"parameter {name!r} is not initialised yet: call the lazy module once, or load its weights"
             )
-        shared[id(w)] = nn.Parameter(
-            w.detach().clone() if own_weights else w.detach(), w.requires_grad and chosen(name)
-        )
+        own = _outside_inference(w.detach())
+        shared[id(w)] = nn.Parameter(own.clone() if own_weights else own, w.requires_grad and chosen(name))
+    for buffer in model.buffers():
+        if buffer.is_inference():
+            shared[id(buffer)] = _outside_inference(buffer)
     for module in model.modules():
         for key, value in vars(module).items():
             # old-style weight_norm keeps a computed weight, which cannot be copied; arrays are data, not state; a
@@ -72,6 +74,12 @@ def twin(model: nn.Module, chosen: Callable[[str], bool] = lambda name: True, ow
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             _plain(module, copied)
     return copied
+
+
+def _outside_inference(tensor: Tensor) -> Tensor:
+    """A copy of what was made in inference mode, which no graph takes; others as they are."""
+    with torch.inference_mode(False):
+        return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _plain(table: nn.Embedding | nn.EmbeddingBag, model: nn.Module) -> None:
@@ -137,8 +145,12 @@ math_attention = _MathAttention()  # its other kernels have no rule for vmap
 
 
 def fingerprint(twin: nn.Module) -> dict[str, str]:
-    """A digest of each parameter and buffer, what is trainable, and the types of the modules."""
-    state = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    """A digest of each parameter and buffer, what is trainable, and the types of the modules.
+
+    Buffers that a state_dict leaves out are caches, which a call of the model may fill.
+    """
+    cached = {f"{name}.{key}".lstrip(".") for name, m in twin.named_modules() for key in m._non_persistent_buffers_set}
+    state = {name: w for name, w in (*twin.named_parameters(), *twin.named_buffers()) if name not in cached}
     kinds = {f"module {name!r}": type(module).__qualname__ for name, module in twin.named_modules()}
     return {name: _digest(tensor) for name, tensor in state.items()} | kinds
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .result import to_numpy
+
+GRID = 9  # points of an interval at which the inverse of a target transform is looked at
+ROUNDING = 1e-6  # of the values there
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,22 @@ class Units:
             return values * std + mean
         if self.scaler is None or values.size == 0:
             return values
-        by_level = np.moveaxis(values.reshape(*values.shape[:2], -1), 2, 0)  # (levels, n, m)
-        back = [self._inverse(each) for each in by_level]
-        return np.stack(back, axis=2).reshape(values.shape)
+        return np.moveaxis(self._inverse(np.moveaxis(values, 1, -1)), -1, 1)
+
+    def bounds(self, mean: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of intervals around the mean (n, m), each (n, m) or (n, m, levels), in the original units."""
+        if self.scaler is None or lower.size == 0:
+            return self.original(lower), self.original(upper)
+        middle = mean if lower.ndim == mean.ndim else mean[:, :, None]
+        finite = [np.where(np.isinf(end), middle, end) for end in (lower, upper)]  # one-sided bounds have one end
+        first, last = (np.moveaxis(each(*finite), 1, -1) for each in (np.minimum, np.maximum))  # beyond the mean, maybe
+        _, falls = along(self._inverse, first, last)
+        turned = falls.reshape(-1, *[1] * (lower.ndim - 2))
+        low, high = (
+            np.where(np.isinf(end), np.where(turned, -end, end), self.original(there))
+            for end, there in zip((lower, upper), finite, strict=True)
+        )
+        return ordered(np.where(turned, high, low), np.where(turned, low, high))
 
     def scaled(self, values: np.ndarray) -> np.ndarray | None:  # (n, m)
         """What the network was trained on; None for a scaler, which may not take all numbers."""
@@ -59,17 +76,25 @@ class Units:
         """Of a difference of two values."""
         return values if self.std is None else values * self.std
 
-    def _inverse(self, values: np.ndarray) -> np.ndarray:  # (n, m)
-        infinite = np.isinf(values)  # the other side of a one-sided bound
-        back = np.asarray(self.scaler.inverse_transform(np.where(infinite, 0.0, values)), dtype=np.float64)
-        return np.where(infinite, -values if self.falling(values.shape[1]) else values, back.reshape(values.shape))
+    def _inverse(self, values: np.ndarray) -> np.ndarray:  # (…, m)
+        rows = values.reshape(-1, values.shape[-1])
+        try:
+            with np.errstate(all="ignore"):  # the upper end of an interval may well be exp(1000)
+                back = np.asarray(self.scaler.inverse_transform(rows), dtype=np.float64)
+            return back.reshape(values.shape)
+        except ValueError as error:
+            raise ValueError(
+                f"target_transform cannot take {rows.shape[1]} outputs a row back: {error}; give one that is fitted, "
+                "to the outputs asked about alone"
+            ) from error
 
     def falling(self, n_outputs: int) -> bool:
         """Whether a larger number of the network's is a smaller one in the original units."""
         if self.scaler is None:
             return False
         steps = np.stack([np.zeros(n_outputs), np.ones(n_outputs)])
-        rise = np.diff(np.asarray(self.scaler.inverse_transform(steps)).reshape(2, n_outputs), axis=0)
+        with np.errstate(invalid="ignore"):  # ∞ − ∞
+            rise = np.diff(self._inverse(steps), axis=0)
         if (rise < 0).any() and (rise > 0).any():
             raise ValueError("target_transform turns the order of some outputs round and not of others: not supported")
         return bool((rise < 0).any())
@@ -81,3 +106,31 @@ class Units:
         if len(part) != values.shape[1]:
             raise ValueError(f"target_transform has {len(part)} columns, the intervals have {values.shape[1]} outputs")
         return part.reshape(1, -1, *[1] * (values.ndim - 2))
+
+
+def along(
+    inverse: Callable[[np.ndarray], np.ndarray], lower: np.ndarray, upper: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`inverse` at points from lower to upper, both (…, m), as (GRID, …, m), and which of the m outputs it turns round.
+
+    Where it is not monotone, the ends of an interval are no bounds: an error.
+    """
+    values = inverse(np.linspace(lower, upper, GRID))
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        steps = np.diff(values, axis=0)
+    rounding = ROUNDING * np.abs(values, where=np.isfinite(values), out=np.zeros_like(values))[1:]
+    every = tuple(range(steps.ndim - 1))
+    rises, falls = (steps > rounding).any(axis=every), (steps < -rounding).any(axis=every)  # (m,)
+    if (rises & falls).any():
+        raise ValueError(
+            "the inverse of the target transform is not monotone over the intervals (as that of a square root is not: "
+            "it takes −1 to 1), so their ends are no bounds in the units of y; give an inverse that is, such as "
+            "lambda z: np.square(np.maximum(z, 0))"
+        )
+    return values, falls
+
+
+def ordered(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds in their order, which rounding may have turned round; where the inverse has no value there is no bound."""
+    low, high = np.where(low > high, high, low), np.where(low > high, low, high)
+    return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)

@@ -16,6 +16,7 @@ from sklearn.utils import check_array
 from torch import nn
 
 from . import mlp
+from .units import GRID, ROUNDING, along, ordered
 
 SUPPORTED = (
     "IntervalRegressor takes an MLPRegressor or a skorch regressor: alone, as the last step of a Pipeline, in a "
@@ -26,8 +27,6 @@ COUPLED = (
     *(torch.optim.SGD, torch.optim.ASGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta),
     *(torch.optim.Adam, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
 )
-GRID = 9  # points at which the inverse of a target transform is looked at
-ROUNDING = 1e-6  # of the values there
 
 
 @dataclass(frozen=True)
@@ -67,23 +66,8 @@ class Wrapped:
         """An interval of the network's output as one of y, where the transform of the target is monotone."""
         if not self.targets:
             return lower.astype(np.float64), upper.astype(np.float64)
-        values = self.to_units(np.linspace(lower, upper, GRID))
-        with np.errstate(invalid="ignore"):  # ∞ − ∞
-            steps = np.diff(values, axis=0)
-        rounding = ROUNDING * np.abs(values, where=np.isfinite(values), out=np.zeros_like(values))[1:]
-        every = tuple(range(steps.ndim - 1))
-        rises, falls = (steps > rounding).any(axis=every), (steps < -rounding).any(axis=every)  # (m,)
-        if (rises & falls).any():
-            raise ValueError(
-                "the inverse of the target transform is not monotone over the intervals (as that of a square root is "
-                "not: it takes −1 to 1), so their ends are no bounds in the units of y; give an inverse that is, such "
-                "as lambda z: np.square(np.maximum(z, 0))"
-            )
-        low, high = np.where(falls, values[-1], values[0]), np.where(falls, values[0], values[-1])
-        swapped = low > high  # by less than what counts as a step
-        low, high = np.where(swapped, high, low), np.where(swapped, low, high)
-        # where the inverse is not defined no y is as extreme: there is no bound
-        return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+        values, falls = along(self.to_units, lower, upper)
+        return ordered(np.where(falls, values[-1], values[0]), np.where(falls, values[0], values[-1]))
 
     def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray:  # (n, m), (n, m) -> (n, m)
         """Standard deviations of the network's output in the units of y, where its transform is affine there."""

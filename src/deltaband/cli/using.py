@@ -178,7 +178,7 @@ def report(
     x, y = torch.from_numpy(numbers(rows, chosen, data)).to(loaded.dtype), numbers(rows, targets, data)
     groups = {name: values(rows.column(name)) for name in columns}
     settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
-    from ..report import page  # type: ignore[import-not-found, unused-ignore]
+    from ..report import page
 
     html = page(
         loaded.band, x, y, level=level, columns=groups or None, outputs=loaded.targets, title=title, settings=settings

@@ -1,6 +1,6 @@
 """The engines: a stream of gradients in, a `Covariance` value out."""
 
-from .choose import Plan, plan
+from .choose import Option, Plan, plan
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
 from .engine import Covariance, Engine
 from .exact import Exact
@@ -16,6 +16,7 @@ __all__ = [
     "FrequentDirections",
     "ImportantDirections",
     "Nystrom",
+    "Option",
     "Plan",
     "Problem",
     "RandomProjection",

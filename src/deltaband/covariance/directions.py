@@ -20,7 +20,7 @@ import torch
 from ..batch import CHUNK_BYTES, GradientBatch
 from ..warning import DeltabandWarning
 from .problem import Problem
-from .sketched import SketchedCovariance
+from .sketched import SketchedCovariance, Totals
 from .unheld import Unheld, power_law
 
 Score = Callable[[np.ndarray, float], np.ndarray]
@@ -120,6 +120,19 @@ class _Directions:
         for block in gradients.row_blocks():
             self._insert(block.cpu().numpy())
 
+    def beside(self) -> Self:
+        return self.start(n_rows=self._expected_rows, damping=self._damping)
+
+    def resumed(self, covariance: SketchedCovariance, n_rows: int, n_parameters: int) -> Self:
+        totals, directions = covariance.totals, covariance.directions.cpu().numpy()
+        resumed = self.start(damping=covariance.damping)
+        resumed._k, resumed._n_rows, resumed._filled = totals.rank, n_rows, len(directions)
+        resumed._buffer = np.zeros((2 * totals.rank, n_parameters), dtype=directions.dtype)
+        resumed._buffer[: len(directions)] = np.sqrt(covariance.squared)[:, None] * directions
+        resumed._energy, resumed._shift, resumed._lost = totals.energy, totals.shift, totals.lost
+        resumed._delta2, resumed._above, resumed._n_above = totals.delta2, totals.above, totals.n_above
+        return resumed
+
     def merge(self, other: Self) -> None:
         if self.needs_damping and self._damping != other._damping:
             raise ValueError(f"sketches made with different λ cannot be merged: {self._damping} and {other._damping}")
@@ -167,8 +180,9 @@ class _Directions:
             shift=shift,
             damping=damping,
             name=f"{type(self).__name__}, rank {min(self._k, full):,} ({len(d):,} directions held){self._named_tail}",
-            energy=self._energy,
-            lost=self._lost,
+            totals=Totals(
+                self._k, self._energy, self._shift, self._lost, self._delta2, float(self._above), self._n_above
+            ),
             full_rank=full,
             spread=self._spread(d**2, full) if spread else None,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -103,6 +103,15 @@ class Engine(Protocol):
         ...
 
     def update(self, gradients: GradientBatch) -> None: ...
+
+    def beside(self) -> Self:
+        """An empty accumulator that can be merged into this one."""
+        ...
+
+    def resumed(self, covariance: Any, n_rows: int, n_parameters: int) -> Self:
+        """An accumulator that has seen the n rows of J that ended in this covariance: to the last digits the one that
+        was finalised."""
+        ...
 
     def merge(self, other: Self) -> None:
         """Take in the rows that another accumulator of the same settings has seen."""

@@ -74,6 +74,19 @@ class Exact:
         if max(self._n_rows, self._expected_rows) >= gradients.n_parameters:
             self._fold()
 
+    def beside(self) -> Exact:
+        return self.start(n_rows=self._expected_rows)
+
+    def resumed(self, covariance: Covariance, n_rows: int, n_parameters: int) -> Exact:
+        resumed = Exact()
+        resumed._n_rows = n_rows
+        if isinstance(covariance, DualCovariance | DiagonalDual):
+            resumed._kept = [covariance.J]
+        else:
+            assert isinstance(covariance, PrimalCovariance | DiagonalPrimal)
+            resumed._gram = covariance.gram()
+        return resumed
+
     def merge(self, other: Exact) -> None:
         self._n_rows += other._n_rows
         self._kept += other._kept
@@ -117,7 +130,7 @@ class Exact:
     def _in_float64(self, block: Tensor) -> np.ndarray:
         """The block in one piece of memory that is used again and again: what is asked for anew each time adds up."""
         if self._scratch is None or self._scratch.shape[0] < len(block):
-            self._scratch = torch.empty(block.shape, dtype=torch.float64)
+            self._scratch = torch.empty(block.shape, dtype=torch.float64, device="cpu")
         return self._scratch[: len(block)].copy_(block).numpy()
 
 
@@ -156,6 +169,10 @@ class PrimalCovariance:
         _check_room(self._A.size)
         return DiagonalPrimal(self._A.gram(), self.damping)
 
+    def gram(self) -> np.ndarray:
+        """JᵀJ, in the upper triangle."""
+        return self._A.gram()
+
     def describe(self) -> str:
         return f"exact, primal form ({self._A.size:,} × {self._A.size:,})"
 
@@ -169,7 +186,7 @@ class DualCovariance:
 
     def __init__(self, A: DampedGram, J: GradientBatch) -> None:
         self._A = A
-        self._J = J
+        self.J = J
         self.damping = A.damping
         self.effective_parameters = A.effective_size
 
@@ -185,13 +202,13 @@ class DualCovariance:
 
     def diagonalised(self) -> SpectralCovariance:
         _check_room(self._A.size)
-        return DiagonalDual(self._A.gram(), self._J, self.damping)
+        return DiagonalDual(self._A.gram(), self.J, self.damping)
 
     def describe(self) -> str:
         return f"exact, dual form ({self._A.size:,} × {self._A.size:,})"
 
     def _half_solved(self, g: GradientBatch) -> np.ndarray:
-        return self._A.half_solve(g.inner(self._J).T)
+        return self._A.half_solve(g.inner(self.J).T)
 
 
 class DiagonalPrimal(SpectralCovariance):
@@ -204,6 +221,14 @@ class DiagonalPrimal(SpectralCovariance):
         r = _rank(e)
         super().__init__(e[:r], damping, f"exact, in the eigenbasis of JᵀJ ({len(e):,} × {len(e):,})")
         self._V = V[:, :r]
+
+    def gram(self) -> np.ndarray:
+        """JᵀJ, in the upper triangle, to the last digits."""
+        from . import cholesky
+
+        M = cholesky.empty(len(self._V))
+        cholesky.add_outer_gram(M, np.ascontiguousarray(self._V * np.sqrt(self.eigenvalues)))
+        return M
 
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:
         return (_columns(g).T @ self._V) ** 2
@@ -219,10 +244,10 @@ class DiagonalDual(SpectralCovariance):
         r = _rank(e)
         super().__init__(e[:r], damping, f"exact, in the eigenbasis of JJᵀ ({len(e):,} × {len(e):,})")
         self._U = U[:, :r] / np.sqrt(e[:r])
-        self._J = J
+        self.J = J
 
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:
-        return (g.inner(self._J) @ self._U) ** 2
+        return (g.inner(self.J) @ self._U) ** 2
 
 
 def _check_room(m: int) -> None:

@@ -127,13 +127,26 @@ class Nystrom:
         self._energy += float(gradients.squared_norms.sum())
         self._sums += rho.sum(), np.square(rho).sum(), (rho > NOTHING * gradients.squared_norms).sum()
 
+    def beside(self) -> Nystrom:
+        beside = Nystrom(self.landmarks, choose=self.choose, tail=self.tail, seed=self.seed)
+        beside._basis, beside._pairs = self._started, self._pairs
+        return beside
+
+    def resumed(self, covariance: NystromCovariance, n_rows: int, n_parameters: int) -> Nystrom:
+        resumed = Nystrom(self.landmarks, choose=self.choose, tail=self.tail, seed=self.seed)
+        totals = covariance.totals
+        resumed._basis, resumed._pairs = covariance.basis, totals.pairs
+        resumed._gram = np.asfortranarray(np.diag(covariance.eigenvalues))
+        resumed._n_rows, resumed._energy, resumed._sums = n_rows, totals.energy, totals.sums.copy()
+        return resumed
+
     def merge(self, other: Nystrom) -> None:
-        if not self._started.equals(other._started):
+        mine, theirs = self._started, other._started
+        if not mine.spans(theirs):
             raise ValueError("sums over different landmarks cannot be merged: start both with the same sample")
         if other._gram is not None:
-            if self._gram is None:
-                self._gram = np.zeros_like(other._gram)
-            self._gram += other._gram
+            gram = other._gram if np.array_equal(mine.T, theirs.T) else mine.seen_from(theirs, other._gram)
+            self._gram = gram.copy(order="F") if self._gram is None else self._gram + gram
         self._n_rows += other._n_rows
         self._energy += other._energy
         self._sums += other._sums
@@ -158,7 +171,8 @@ class Nystrom:
         tail = Tail(unseen, squares, self._pairs * max(n - m, 0) ** 2, n, rank=min(int(outside), p - r))
         seen = 1 - unseen / self._energy if unseen else 1.0
         name = f"Nyström, {m:,} landmarks ({r:,} directions, {100 * seen:.4g} % of ‖J‖²)"
-        covariance = NystromCovariance(basis, self._gram, tail, self.tail == "spread", damping, name)
+        totals = RowSums(self._energy, self._sums.copy(), self._pairs)
+        covariance = NystromCovariance(basis, self._gram, tail, self.tail == "spread", damping, name, totals)
         self._clear()
         return covariance
 
@@ -192,6 +206,15 @@ class Nystrom:
 
 
 @dataclass(frozen=True)
+class RowSums:
+    """Over all rows."""
+
+    energy: float  # ‖J‖²_F
+    sums: np.ndarray  # Σ ρ, Σ ρ², and how many ρ are not 0
+    pairs: float  # the mean of (gᵢ·gⱼ − φᵢ·φⱼ)², i ≠ j
+
+
+@dataclass(frozen=True)
 class Basis:
     """V = GᵀT, orthonormal columns in the span of the landmarks."""
 
@@ -209,14 +232,20 @@ class Basis:
     def coordinates(self, g: GradientBatch) -> np.ndarray:  # (b, r)
         return g.inner(self.landmarks) @ self.T
 
-    def equals(self, other: Basis) -> bool:
-        if self is other:
-            return True
+    def spans(self, other: Basis) -> bool:
+        """Whether the landmarks are the same, each in its place."""
         G, H = self.landmarks, other.landmarks
-        if not np.array_equal(self.T, other.T) or G.n_parameters != H.n_parameters:
+        if G is H:
+            return True
+        if len(G) != len(H) or G.n_parameters != H.n_parameters or self.T.shape != other.T.shape:
             return False
         both = np.stack([G.inner(H).diagonal(), H.squared_norms])
         return bool(np.allclose(both, G.squared_norms, rtol=1e-9, atol=0.0))
+
+    def seen_from(self, other: Basis, gram: np.ndarray) -> np.ndarray:  # (r, r) twice
+        """A matrix in coordinates of another basis of the same span, of which the upper triangle counts."""
+        R = self.coordinates(other.landmarks).T @ other.T  # VᵀW, orthogonal
+        return np.asfortranarray(R @ (np.triu(gram) + np.triu(gram, 1).T) @ R.T)
 
 
 class NystromCovariance(SpectralCovariance):
@@ -230,13 +259,21 @@ class NystromCovariance(SpectralCovariance):
     """
 
     def __init__(
-        self, basis: Basis, gram: np.ndarray, tail: Tail, corrected: bool, damping: float | None, name: str
+        self,
+        basis: Basis,
+        gram: np.ndarray,
+        tail: Tail,
+        corrected: bool,
+        damping: float | None,
+        name: str,
+        totals: RowSums,
     ) -> None:
         from . import cholesky
 
         e, Q = cholesky.eigh(gram)
         super().__init__(e, damping, name)
-        self._basis = Basis(basis.landmarks, basis.T @ Q)
+        self.basis = Basis(basis.landmarks, basis.T @ Q)
+        self.totals = totals
         self._tail = tail
         self._corrected = corrected and tail.energy > 0
         R = tail.energy  # JᵀJ − VBVᵀ = [0 X; Xᵀ J⊥ᵀJ⊥], ‖X‖ ≤ ‖JV‖‖J⊥‖
@@ -288,7 +325,7 @@ class NystromCovariance(SpectralCovariance):
         return z2, q, np.sqrt(rho) + np.sqrt(self._tail.energy * q)
 
     def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)
-        return self._basis.coordinates(g) ** 2
+        return self.basis.coordinates(g) ** 2
 
     def _split(self, g: GradientBatch) -> tuple[np.ndarray, np.ndarray]:  # (b, r), (b,)
         """(vⱼ·g)² and ρ."""

@@ -104,6 +104,18 @@ class RandomProjection:
         for batch in S.batches(gradients):
             self._exact.update(batch)
 
+    def beside(self) -> RandomProjection:
+        beside = RandomProjection(self.dim, seed=self.seed)
+        beside._exact = self._exact.beside()
+        return beside
+
+    def resumed(self, covariance: Covariance, n_rows: int, n_parameters: int) -> RandomProjection:
+        resumed = RandomProjection(self.dim, seed=self.seed)
+        inner = covariance._exact if isinstance(covariance, ProjectedCovariance) else covariance
+        resumed._exact = Exact().resumed(inner, n_rows, min(self.dim, n_parameters))
+        resumed._n_rows, resumed._n_parameters = n_rows, n_parameters
+        return resumed
+
     def merge(self, other: RandomProjection) -> None:
         if (self.dim, self.seed) != (other.dim, other.seed):
             raise ValueError(f"different projections cannot be merged: {self!r} and {other!r}")

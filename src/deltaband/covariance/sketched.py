@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from torch import Tensor
 
 from ..batch import GradientBatch
 from .spectral import SpectralCovariance, effective, sigma
 from .unheld import Unheld
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a sketch knows beside the directions that it holds."""
+
+    rank: int  # k
+    energy: float  # ‖J‖²_F
+    shift: float  # λ' of the algorithm, whether it is made use of or not
+    lost: float  # 0 ≤ JᵀJ − BᵀB ≤ lost · I
+    delta2: float  # the largest δ²
+    above: float  # energy let go along directions of d > δ, which the score did not choose
+    n_above: int  # how many such there were, in the shrink with most
 
 
 class SketchedCovariance(SpectralCovariance):
@@ -23,8 +38,7 @@ class SketchedCovariance(SpectralCovariance):
         shift: float,  # λ'
         damping: float | None,
         name: str,
-        energy: float,  # ‖J‖²_F
-        lost: float,  # 0 ≤ JᵀJ − BᵀB ≤ lost · I
+        totals: Totals,
         full_rank: int,  # min(n, p)
         spread: tuple[np.ndarray, Unheld | None] | None = None,
     ) -> None:
@@ -34,16 +48,14 @@ class SketchedCovariance(SpectralCovariance):
             super().__init__(squared + spread[0], damping, name)
         self._spread = spread is not None
         self._tail = None if spread is None else spread[1]
-        self._V = directions
-        self._squared = squared
-        self._shift = shift
-        self._energy = energy
-        self._lost = lost
+        self.directions = directions
+        self.squared = squared
+        self.totals = totals
         self._unheld = full_rank - len(squared)
-        self.error_bound = max(shift, lost - shift)
+        self.error_bound = max(shift, totals.lost - shift)
         if spread is not None:  # what stands in for JᵀJ − BᵀB is not below 0 either
             largest = 0.0 if self._tail is None else float(self._tail.eigenvalues.max())
-            self.error_bound = max(lost, float(spread[0].max(initial=0.0)), largest)
+            self.error_bound = max(totals.lost, float(spread[0].max(initial=0.0)), largest)
 
     @property
     def effective_parameters(self) -> float:
@@ -58,14 +70,16 @@ class SketchedCovariance(SpectralCovariance):
         estimated tail p* may also be too large, so there this bounds its error on either side.
         """
         damping = self._chosen
-        at_most = effective(self._squared + self._lost, damping).sum() + self._unheld * effective(self._lost, damping)
+        at_most = effective(self.squared + self.totals.lost, damping).sum() + self._unheld * effective(
+            self.totals.lost, damping
+        )
         if damping > 0:
-            tail = max(self._energy - self._squared.sum(), 0.0)
-            at_most = min(at_most, effective(self._squared, damping).sum() + 2 * tail / damping)
+            tail = max(self.totals.energy - self.squared.sum(), 0.0)
+            at_most = min(at_most, effective(self.squared, damping).sum() + 2 * tail / damping)
         above = float(at_most) - self.effective_parameters
         below = 0.0
         if self._spread:
-            below = self.effective_parameters - float(effective(self._squared, damping).sum())
+            below = self.effective_parameters - float(effective(self.squared, damping).sum())
         return max(above, below, 0.0)
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:  # (b, len(dampings))
@@ -91,8 +105,8 @@ class SketchedCovariance(SpectralCovariance):
         """(vⱼ·g)² and g·g − Σ (vⱼ·g)²."""
         z = self._projections(g)
         # As a norm, not as the difference of two: that would lose in float32 all that a small λ brings to light.
-        remainder = g.rows().to(self._V) - z @ self._V
+        remainder = g.rows().to(self.directions) - z @ self.directions
         return z.cpu().double().numpy() ** 2, GradientBatch.of(remainder).squared_norms
 
     def _projections(self, g: GradientBatch) -> Tensor:  # (b, r)
-        return g.rows().to(self._V) @ self._V.T
+        return g.rows().to(self.directions) @ self.directions.T
