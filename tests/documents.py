@@ -74,7 +74,7 @@ def commands(block: Block) -> list[list[str]]:
 
 def inline_commands(document: Path) -> list[list[str]]:
     """Those in the running text: `make test`, `python -m benchmarks.scale`, `pip install '.[plots]'`."""
-    quoted = re.findall(r"`((?:make|python -m|pip install) [^`]+)`", prose(document))
+    quoted = re.findall(r"`((?:make|python -m|pip install|deltaband) [^`]+)`", prose(document))
     return [shlex.split(text.replace("\n", " ")) for text in quoted]
 
 
@@ -87,6 +87,8 @@ def check_command(words: list[str]) -> None:
 
 
 def _python(words: list[str]) -> None:
+    if words[0].endswith(".py"):  # a file that the document shows
+        return
     assert words[0] == "-m", f"python {' '.join(words)}: only modules are expected"
     module = words[1]
     places = [Path("src") / module.replace(".", "/"), Path(module.replace(".", "/"))]
@@ -112,6 +114,20 @@ def _pip(words: list[str]) -> None:
             assert set(found.group(1).split(",")) <= extras.keys(), f"{word}: there is no such extra"
 
 
+def _deltaband(words: list[str]) -> None:
+    import typer
+
+    from deltaband.cli.application import app
+
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    if words[0] in ("--help", "--version"):
+        return
+    assert words[0] in known, f"deltaband has no command {words[0]}"
+    options = {option for each in known[words[0]].params for option in each.opts} | {"--help", "--debug"}
+    for word in words[1:]:
+        assert not word.startswith("--") or word in options, f"deltaband {words[0]} has no option {word}"
+
+
 def _anything(words: list[str]) -> None:
     """A program that is not ours."""
 
@@ -121,6 +137,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "python": _python,
     "make": _make,
     "pip": _pip,
+    "deltaband": _deltaband,
     "pre-commit": _anything,
     "git": _anything,
     "cd": _anything,

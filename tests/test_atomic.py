@@ -59,8 +59,9 @@ def test_nothing_is_overwritten_unless_that_is_allowed(tmp_path):
 def test_a_new_file_has_ordinary_permissions_and_a_replaced_one_keeps_its_own(tmp_path):
     path, ordinary = tmp_path / "a.csv", tmp_path / "ordinary"
     ordinary.touch()
-    with atomic(path):
-        pass
+    with atomic(path) as temporary:  # as a writer that makes a file of its own
+        temporary.unlink()
+        temporary.touch(mode=0o600)
     assert path.stat().st_mode == ordinary.stat().st_mode
     path.chmod(0o640)
     with atomic(path):

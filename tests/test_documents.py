@@ -89,7 +89,14 @@ def test_what_the_tests_of_documents_are_made_of(tmp_path):
     assert list(links(document)) == [("b.md", "c")]
     assert anchors(document) == {"a-title-code-and-more"}
     assert commands(blocks(document)[0]) == [["make", "test"]]
-    for wrong in ("make tea", "python -m benchmarks.tea", "python -m experiments tea", "pip install '.[tea]'", "tea"):
+    for wrong in (
+        "make tea",
+        "python -m benchmarks.tea",
+        "python -m experiments tea",
+        "pip install '.[tea]'",
+        "tea",
+        "deltaband fit --tea",
+    ):
         with pytest.raises(AssertionError):
             check_command(wrong.replace("'", "").split())
     assert same_output("p = 1,000 (100 %)", "p  = 1,020 (98 %)\n")

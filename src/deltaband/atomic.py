@@ -2,7 +2,7 @@
 
 import os
 import secrets
-import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,12 +37,14 @@ def atomic(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem[:100]}.{secrets.token_hex(6)}{path.suffix}")
     # O_EXCL: never somebody else's file. 0o666 less the umask is what open() gives; tempfile would give 0o600.
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    mode = stat.S_IMODE(temporary.stat().st_mode)
     try:
         yield temporary
         if path.exists():
             if not overwrite:
                 raise FileExistsError(f"{path} has been written by somebody else meanwhile")
-            shutil.copymode(path, temporary)
+            mode = stat.S_IMODE(path.stat().st_mode)
+        temporary.chmod(mode)  # a writer may have put a file of its own in the place (safetensors does)
         _flush(temporary)
         temporary.replace(path)
     except BaseException:

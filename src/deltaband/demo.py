@@ -1,4 +1,4 @@
-"""A tour of deltaband in a minute: `python -m deltaband.demo [--out DIR]`.
+"""A tour of deltaband in a minute: `deltaband demo`, or `python -m deltaband.demo [--out DIR]`.
 
 Two networks are trained, three engines put intervals around their predictions, and two pictures are saved.
 """
@@ -9,7 +9,7 @@ import argparse
 import importlib.util
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,23 @@ STEPS = 3000
 ROW = "{:<10} {:<34} {:>6} {:>6} {:>6} {:>8} {:>6} {:>8}"
 METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
 HEADER = ("data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds")
+
+
+class Line(NamedTuple):
+    """How an engine does on a problem."""
+
+    data: str
+    engine: str
+    coverage: float
+    width: float
+    width_error_correlation: float
+    interval_score: float
+    effective_parameters: float
+    seconds: float
+
+    def __str__(self) -> str:
+        scores = [f"{score:.3f}" for score in self[2:6]]
+        return ROW.format(self.data, self.engine, *scores, f"{self.effective_parameters:.1f}", f"{self.seconds:.2f}")
 
 
 class Problem(NamedTuple):
@@ -80,18 +97,16 @@ def diabetes(steps: int = STEPS) -> Problem:
     return Problem("diabetes", model, 0.1, 100, x[train], y[train], x[test], y[test])
 
 
-def compare(problem: Problem) -> list[str]:
-    """The table's lines, one for each engine, judged on the rows that training has not seen."""
-    lines = []
+def compare(problem: Problem) -> Iterator[Line]:
+    """A line for each engine, judged on the rows that training has not seen."""
     for engine in (Exact(), ImportantDirections(problem.rank), RobustFrequentDirections(problem.rank)):
         start = time.perf_counter()
         band = problem.fit(engine)
         intervals = band.predict(problem.x_test)
         seconds = time.perf_counter() - start
-        scores = [f"{metric(problem.y_test, intervals):.3f}" for metric in METRICS]
-        p_star = f"{band.effective_parameters_:.1f}"
-        lines.append(ROW.format(problem.name, repr(engine), *scores, p_star, f"{seconds:.2f}"))
-    return lines
+        coverage, width, r, score = (float(metric(problem.y_test, intervals)) for metric in METRICS)
+        p_star = float(band.effective_parameters_)
+        yield Line(problem.name, repr(engine), coverage, width, r, score, p_star, seconds)
 
 
 def draw_gap(problem: Problem, path: Path) -> None:
@@ -119,23 +134,42 @@ def draw_diabetes(problem: Problem, path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
+def missing() -> str | None:
+    """What has to be installed for it."""
+    names = [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]
+    return f"no {' and no '.join(names)}: pip install 'deltaband[plots,sklearn]'" if names else None
+
+
+def pictures(out: Path) -> list[Path]:
+    return [out / "gap.png", out / "diabetes.png"]
+
+
+def run(out: Path, steps: int = STEPS) -> Iterator[Line]:
+    """The lines of the table as they come, and the pictures into the folder `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    with _one_thread():
+        for make, draw, path in zip((gap, diabetes), (draw_gap, draw_diabetes), pictures(out), strict=True):
+            problem = make(steps)
+            # The picture comes first, so that no engine's seconds are those of torch warming up.
+            draw(problem, path)
+            yield from compare(problem)
+
+
+def show(out: Path, steps: int = STEPS) -> None:
+    print(ROW.format(*HEADER))
+    for line in run(out, steps):
+        print(line, flush=True)
+    print(f"\nsaved {' and '.join(map(str, pictures(out)))}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m deltaband.demo", description="A tour of deltaband in a minute.")
     parser.add_argument("--out", type=Path, default=Path("demo-output"), metavar="DIR", help="where the pictures go")
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps of each network (%(default)s)")
     options = parser.parse_args(arguments)
-    if missing := [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]:
-        parser.error(f"no {' and no '.join(missing)}: pip install 'deltaband[plots,sklearn]'")
-    options.out.mkdir(parents=True, exist_ok=True)
-
-    print(ROW.format(*HEADER))
-    with _one_thread():
-        for make, draw in ((gap, draw_gap), (diabetes, draw_diabetes)):
-            problem = make(options.steps)
-            # The picture comes first, so that no engine's seconds are those of torch warming up.
-            draw(problem, options.out / f"{problem.name}.png")
-            print("\n".join(compare(problem)), flush=True)
-    print(f"\nsaved {options.out / 'gap.png'} and {options.out / 'diabetes.png'}")
+    if problem := missing():
+        parser.error(problem)
+    show(options.out, options.steps)
 
 
 def _one_thread() -> AbstractContextManager[object]:
