@@ -71,7 +71,7 @@ def without_extras() -> None:
     installed = [name for name in EXTRAS if importlib.util.find_spec(name) is not None]
     assert not installed, f"this environment is not empty, it has {installed}"
     for module in pkgutil.walk_packages(deltaband.__path__, "deltaband."):
-        if module.name in BEHIND or module.name.endswith("__main__"):
+        if module.name in BEHIND or module.name.startswith("deltaband.cli.") or module.name.endswith("__main__"):
             continue
         try:
             importlib.import_module(module.name)
@@ -95,6 +95,9 @@ def without_extras() -> None:
     demo = subprocess.run([sys.executable, "-m", "deltaband.demo"], capture_output=True, text=True, check=False)
     assert demo.returncode == 2, "the demo ran without its extras"
     says_which_extra("the demo", demo.stderr, "plots,sklearn")
+    command = subprocess.run([Path(sys.executable).with_name("deltaband")], capture_output=True, text=True, check=False)
+    assert command.returncode == 1, "the command line ran without its extra"
+    says_which_extra("the command line", command.stderr, "cli")
 
 
 def main() -> None:
