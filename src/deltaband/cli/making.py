@@ -24,7 +24,7 @@ from .factory import network
 from .loading import dtype, notes
 from .pairs import Pairs, Part
 from .tables import Table, open_table
-from .telling import tell
+from .telling import shown, tell
 from .writing import check_output
 
 
@@ -152,9 +152,13 @@ def fit(
     if held is not None:
         band.calibrate(held, seed=seed)
     files = {"train": train.name} | ({} if calibration is None else {"calibration": calibration})
+    size = storage.size(band, weights=True)
+    if sys.stderr.isatty():
+        print(f"writing {shown(str(out))}, {size / 1e6:,.4g} MB", file=sys.stderr)
     storage.save(band, out, weights=True, notes=notes(model, pairs.features, pairs.targets, **files), overwrite=force)
     found = {
         "out": out,
+        "bytes": out.stat().st_size,
         "rows": band.n_rows_,
         "calibration_rows": None if held is None else held.n_rows,
         "features": pairs.features,
@@ -165,7 +169,8 @@ def fit(
         "noise_std": band.noise_std_,
         "seconds": time.perf_counter() - start,
     }
-    tell(found, f"{band.summary()}\nsaved {out}: {', '.join(pairs.targets)} from {listed(pairs.features)}", as_json)
+    what = f"{', '.join(pairs.targets)} from {listed(pairs.features)}"
+    tell(found, f"{band.summary()}\nsaved {out}, {size / 1e6:,.4g} MB: {what}", as_json)
 
 
 def _settings(
