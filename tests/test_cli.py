@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
     make_folder(folder)
     code, out, err = run(*FIT, "--weight-decay", 1e-3, "--out", "y.band", folder=folder)
     assert (code, err) == (0, "")
-    assert "saved y.band: y from a, b" in out
+    assert "MB: y from a, b" in out
     return folder
 
 
