@@ -3,6 +3,7 @@
 Every case is a real command; they are run two at a time, since starting one takes seconds.
 """
 
+import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -303,3 +304,54 @@ def test_a_classifiers_band_is_refused(refused, folder):
         "--data",
         "test.csv",
     )
+
+
+def test_what_a_command_reads_is_never_replaced(refused, folder):
+    page = ["report", "y.band", "--model", "network:make", "--data", "test.csv", "--force", "--out"]
+    (folder / "as.band").symlink_to("train.csv")
+    before = (folder / "train.csv").read_bytes()
+    refused(2, "is what the command reads", *fit("--damping", "1", "--force", "--out", "as.band"))
+    refused(2, "a name that ends in .band is expected", *fit("--damping", "1", "--force", "--out", "train.csv"))
+    refused(2, "a name that ends in .html is expected", *page, "test.csv")
+    refused(2, "a name that ends in .html is expected", *page, "y.band")
+    (folder / "as.band").unlink()
+    assert (folder / "train.csv").read_bytes() == before
+
+
+def test_tables_with_another_separator_or_a_bare_header_are_told(refused, folder):
+    (folder / "semicolons.csv").write_text("a;b;y\n1;2;3\n")
+    (folder / "bare.csv").write_text("a,b,y")
+    refused(1, "columns seem to be separated by ';'; commas are expected", *fit(*WD, train_csv="semicolons.csv"))
+    refused(1, "bare.csv has no rows", *fit(*WD, train_csv="bare.csv"))
+
+
+def test_what_the_users_code_prints_does_not_get_into_the_results(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (folder / "talking.py").write_text(
+        "from torch import nn\nprint('imported')\n\nclass Talking(nn.Linear):\n    def forward(self, x):\n"
+        "        print('called')\n        return super().forward(x)\n\ndef make():\n    print('made')\n"
+        "    return Talking(2, 1)\n"
+    )
+    arguments = ["--features", "a,b", "--target", "y", "--train", "train.csv", "--json"]
+    for command in (["plan", "talking:make"], ["fit", "talking:make", "--damping", "1", "--out", "talking.band"]):
+        assert main([*command, *arguments]) == 0
+        out, err = capsys.readouterr()
+        json.loads(out)
+        assert "made" in err
+    use = ["--model", "talking:make", "--data", "test.csv", "--json"]
+    assert main(["evaluate", "talking.band", *use]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rows"] > 0
+    assert "called" in err
+    (folder / "talking.band").unlink()
+
+
+def test_too_few_calibration_rows_are_told_when_they_are_used(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert main([*map(str, fit("--calibration", "near19.csv", "--out", "few.band"))]) == 1  # there is none
+    rows(5, 9).to_csv(folder / "five.csv", index=False)
+    assert main([*map(str, fit("--calibration", "five.csv", "--out", "few.band"))]) == 0
+    assert "5 calibration rows serve levels up to 0.833: 0.95 takes 19 of them" in capsys.readouterr().err
+    assert main(["evaluate", "few.band", "--model", "network:make", "--data", "test.csv"]) == 1
+    assert "ask for a level of at most 0.8333, or calibrate on more rows" in capsys.readouterr().err
+    (folder / "few.band").unlink()

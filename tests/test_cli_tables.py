@@ -120,7 +120,7 @@ def test_numbers_of_every_kind_are_numbers(tmp_path):
         ("t.csv", b"\n\n", "is empty"),
         ("t.csv", b"a,b,a\n1,2,3\n", "more than one column 'a'"),
         ("t.csv", b"a,b\n1,2\n1,2,3\n", "Expected 2 columns, got 3"),
-        ("t.csv", b"a,b\n1,\xff\n", "could not be read"),
+        ("t.csv", b"a,b\n1,\xff\n", "is not in UTF-8 .byte 6.: save it as UTF-8"),
         ("t.parquet", b"a,b\n", "could not be read"),
         ("t.npz", b"a,b\n", "could not be read"),
     ],

@@ -305,7 +305,8 @@ def rank_of(level: float, n: int) -> int:
     rank = _rank(level, n)
     if rank > n:
         raise ValueError(
-            f"{n} calibration rows are too few for level {level:g}: it takes at least {rows_needed(level)}"
+            f"{n} calibration rows are too few for level {level:g}: it takes at least {rows_needed(level)}; ask for a "
+            f"level of at most {n / (n + 1):.4g}, or calibrate on more rows"
         )
     return max(rank, 1)
 

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from .errors import Refusal, Usage, near, one_line, with_kind
+from .telling import quiet
 
 HOW = "MODEL must be package.module:factory, or a .pt2 file of torch.export"
 
 
 def network(model: str, weights: Path | None = None, trust: bool = False) -> nn.Module:
     """A module in eval mode. Nothing is imported but what `model` names."""
-    made = _exported(Path(model), trust) if model.endswith(".pt2") else _made(model)
+    with quiet():
+        made = _exported(Path(model), trust) if model.endswith(".pt2") else _made(model)
     if weights is not None:
         fill(made, read_weights(weights), str(weights))
     return made

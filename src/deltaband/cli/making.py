@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ import typer
 from torch import nn
 
 from .. import storage
+from ..calibration import rows_needed
 from ..damping import Damping
 from ..intervals import PredictionIntervals
+from ..warning import DeltabandWarning
 from . import options
 from .engines import engine, nbytes
 from .errors import Refusal, Usage, listed, with_kind
@@ -24,7 +27,7 @@ from .factory import network
 from .loading import dtype, notes
 from .pairs import Pairs, Part
 from .tables import Table, open_table
-from .telling import shown, tell
+from .telling import quiet, shown, tell
 from .writing import check_output
 
 
@@ -80,7 +83,8 @@ def plan(
     pairs, made = _prepared(table, target or [], features, model, weights, trust)
     band, (x, y), pairs = PredictionIntervals(made, **settings), pairs.first(), pairs.checked()
     # without targets any will do: only their number counts
-    found = band.plan([(x, y if target else np.zeros((len(x), _outputs(made, x))))], n_rows=pairs.n_rows)
+    with quiet():
+        found = band.plan([(x, y if target else np.zeros((len(x), _outputs(made, x))))], n_rows=pairs.n_rows)
     engines = [
         {
             "engine": str(option),
@@ -136,7 +140,7 @@ def fit(
     if weight_decay is None and damping is None and calibration is None:
         raise Usage("give --weight-decay or --damping, or --calibration, which does without them")
     part, calibration_file = _held_out(calibration, seed)
-    check_output(out, force)
+    check_output(out, force, ".band", (train, weights, calibration_file, Path(model)))
     table, other = open_table(train), None if calibration_file is None else open_table(calibration_file)
     scale = _scale(target_mean, target_std, len(table.select(target)))
     pairs, made = _prepared(table, target, features, model, weights, trust)
@@ -148,9 +152,17 @@ def fit(
     band = PredictionIntervals(made, **settings, target_transform=scale)
     held = None if held is None else replace(held.checked(), doing="calibrating")
     pairs = pairs.checked()
-    band.fit(pairs, n_rows=pairs.n_rows, progress=sys.stderr.isatty())
-    if held is not None:
-        band.calibrate(held, seed=seed)
+    with quiet():
+        band.fit(pairs, n_rows=pairs.n_rows, progress=sys.stderr.isatty())
+        if held is not None:
+            band.calibrate(held, seed=seed)
+    if held is not None and (held.n_rows or 0) < rows_needed(0.95):
+        reached = f"levels up to {held.n_rows / (held.n_rows + 1):.3g}" if held.n_rows else "no level at all"
+        warnings.warn(
+            f"{held.n_rows} calibration rows serve {reached}: 0.95 takes {rows_needed(0.95)} of them",
+            DeltabandWarning,
+            stacklevel=2,
+        )
     files = {"train": train.name} | ({} if calibration is None else {"calibration": calibration})
     size = storage.size(band, weights=True)
     if sys.stderr.isatty():
@@ -244,7 +256,7 @@ def _prepared(
 def _outputs(model: nn.Module, x: torch.Tensor, features: Sequence[str] = ()) -> int:
     """How many numbers the network returns for a row; a refusal that names the columns where it returns none."""
     device = next((w.device for w in model.parameters()), None)
-    with torch.no_grad():
+    with torch.no_grad(), quiet():
         try:
             y = model(x[:2].to(device))
         except Exception as error:

@@ -67,7 +67,9 @@ def open_table(path: Path) -> Table:
         raise Refusal(f"there is no file {path}{near(path.name, [each.name for each in folder.iterdir()])}")
     try:
         table = kinds[path.suffix.lower()](path)
-    except (pa.ArrowException, zipfile.BadZipFile, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise Refusal(f"{path} is not in UTF-8 (byte {error.start}): save it as UTF-8") from error
+    except (pa.ArrowException, zipfile.BadZipFile) as error:
         raise Refusal(f"{path} could not be read: {error}") from error
     if repeated := next((name for name in table.names if table.names.count(name) > 1), None):
         raise Refusal(f"{path} has more than one column {repeated!r}")
@@ -83,6 +85,8 @@ class _Csv(Table):
             header = next(filter(None, csv.reader(lines)), None)
         if header is None:
             raise Refusal(f"{path} is empty: a first line with the names of the columns is expected")
+        if len(header) == 1 and (separator := next((each for each in ";\t|" if each in header[0]), None)):
+            raise Refusal(f"{path}: columns seem to be separated by {separator!r}; commas are expected")
         self.names = header
 
     def batches(self, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -98,6 +102,8 @@ class _Csv(Table):
                 ),
             )
         except pa.ArrowInvalid as error:
+            if "Empty CSV" in str(error):  # a header without a line's end
+                return
             raise Refusal(f"{self.path} could not be read: {error}") from error
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,11 @@ def tell(found: Mapping[str, Any], text: str, as_json: bool) -> None:
     if as_json:
         text = json.dumps(plain(found), indent=2, ensure_ascii=False, allow_nan=False)
     print(shown(text), flush=True)
+
+
+def quiet() -> AbstractContextManager[Any]:
+    """What the user's code prints goes to stderr: stdout is for results."""
+    return redirect_stdout(sys.stderr)
 
 
 def shown(text: str) -> str:

@@ -19,7 +19,7 @@ from . import options
 from .errors import Refusal, Usage, near
 from .loading import Loaded, about, load
 from .tables import Table, numbers, open_table, values
-from .telling import bar, listing, table, tell
+from .telling import bar, listing, quiet, table, tell
 from .writing import check_output, check_table, written
 
 BandFile = Annotated[Path, typer.Argument(metavar="X.band", help="What `deltaband fit` has written.")]
@@ -165,7 +165,7 @@ def report(
       deltaband report price.band --model network:make --data test.csv --by region --out report.html
     """
     _levels([level])
-    check_output(out, force)
+    check_output(out, force, ".html", (band, data))
     source = open_table(data)
     columns = source.select(by or [])
     loaded = load(band, model, trust, features, target)
@@ -180,9 +180,17 @@ def report(
     settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
     from ..report import page
 
-    html = page(
-        loaded.band, x, y, level=level, columns=groups or None, outputs=loaded.targets, title=title, settings=settings
-    )
+    with quiet():
+        html = page(
+            loaded.band,
+            x,
+            y,
+            level=level,
+            columns=groups or None,
+            outputs=loaded.targets,
+            title=title,
+            settings=settings,
+        )
     with atomic(out, overwrite=force) as temporary:
         temporary.write_text(html, encoding="utf-8")
     tell({"out": out, "rows": len(y), "by": columns}, f"{len(y):,} rows in {out}", as_json)
@@ -224,7 +232,8 @@ def _added(targets: Sequence[str], levels: Sequence[float]) -> list[str]:
 
 def _predict(loaded: Loaded, x: np.ndarray, levels: Sequence[float]) -> Intervals:
     """Arrays: the mean (b, m), the bounds (b, m, levels)."""
-    found = loaded.band.predict(torch.from_numpy(x).to(loaded.dtype), level=list(levels))
+    with quiet():
+        found = loaded.band.predict(torch.from_numpy(x).to(loaded.dtype), level=list(levels))
     m = len(loaded.targets)
     lower, upper = (bound.numpy().reshape(len(x), m, -1) for bound in (found.lower, found.upper))
     return Intervals(found.mean.numpy().reshape(len(x), m), lower, upper, tuple(levels))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,8 +19,13 @@ from .tables import SUFFIXES
 Write = Callable[[pa.RecordBatch], None]
 
 
-def check_output(path: Path, force: bool) -> None:
-    """Before any work: whether the file can be written, and may be."""
+def check_output(path: Path, force: bool, suffix: str | None = None, inputs: Sequence[Path | None] = ()) -> None:
+    """Before any work: whether the file can be written, and may be; never one that the command reads."""
+    if suffix is not None and path.suffix.lower() != suffix:
+        raise Usage(f"--out {path}: a name that ends in {suffix} is expected")
+    for read in inputs:
+        if read is not None and path.exists() and read.exists() and path.samefile(read):
+            raise Usage(f"--out {path} is what the command reads: give another name")
     if path.exists() and path.is_file() and not force:
         raise Refusal(f"{path} exists already: give --force to replace it, or another --out")
     try:
