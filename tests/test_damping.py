@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from conftest import mlp
+from conftest import mlp, regression
 
 from deltaband import PredictionIntervals
 from deltaband.baselines import DeepEnsemble
@@ -20,4 +20,5 @@ def test_a_truth_value_is_no_damping_and_no_noise(model, value):
 @pytest.mark.parametrize("kind", [np.float32, np.float64, int])
 def test_numbers_of_any_kind_are_taken_without_a_warning(model, kind):
     for name in ("damping", "weight_decay"):
-        PredictionIntervals(model, **{name: kind(1)})
+        band = PredictionIntervals(model, **{name: kind(1)}).fit(*regression(80), progress=False)
+        assert band.damping_ == (1.0 if name == "damping" else 40.0)
