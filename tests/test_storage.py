@@ -33,6 +33,7 @@ from deltaband import (
     PredictionIntervals,
     RandomProjection,
     RobustFrequentDirections,
+    artefact,
     storage,
 )
 from deltaband.covariance import Problem
@@ -86,7 +87,7 @@ def rewritten(path, change):
         metadata, tensors = dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     del metadata["digest"]
     change(metadata, tensors)
-    save_file(tensors, path, metadata | {"digest": storage._digest(tensors, metadata)})
+    save_file(tensors, path, metadata | {"digest": artefact.digest(tensors, metadata)})
 
 
 # --- the same numbers
@@ -271,7 +272,7 @@ def test_inspect_tells_what_was_fitted(tmp_path):
     band = fitted(covariance=RobustFrequentDirections(10)).calibrate(*regression(60, seed=5))
     band.save(tmp_path / "x.band")
     about = storage.inspect(tmp_path / "x.band")
-    assert about["format"] == storage.FORMAT
+    assert about["format"] == artefact.FORMAT
     assert about["deltaband"] == deltaband.__version__
     assert about["torch"] == torch.__version__
     assert about["kind"] == "PredictionIntervals"

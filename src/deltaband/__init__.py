@@ -1,6 +1,9 @@
 """Prediction intervals for neural networks that are already trained."""
 
-from .band import ArtefactError, NotFittedError
+__version__ = "0.1.0.dev0"
+
+from .artefact import ArtefactError
+from .band import NotFittedError
 from .classification import ClassificationIntervals
 from .covariance import (
     Exact,
@@ -13,8 +16,6 @@ from .covariance import (
 from .intervals import PredictionIntervals
 from .result import ClassIntervals, Intervals
 from .warning import DeltabandWarning
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "ArtefactError",

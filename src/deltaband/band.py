@@ -42,10 +42,6 @@ class NotFittedError(ValueError, AttributeError):
     """Something was asked that only a fitted band can answer."""
 
 
-class ArtefactError(ValueError):
-    """A file that is no band, is damaged, or does not belong to the model."""
-
-
 class Band:
     """A network, which of its parameters count, and the covariances fitted to its training rows: one for all outputs,
     or with `gram="own"` one for each."""

@@ -6,22 +6,19 @@ The tensors are numbered; the metadata hold, as JSON, the tree of values that na
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
-from . import __version__
+from . import artefact
+from .artefact import ArtefactError
 from .atomic import atomic
-from .band import ArtefactError, Band
+from .band import Band
 from .classification import ClassificationIntervals
 from .encoding import Decoder, Encoder
 from .gradients import Network
@@ -29,7 +26,6 @@ from .intervals import PredictionIntervals
 from .trace import Sample
 from .twin import fingerprint, unwrapped
 
-FORMAT = 1
 KINDS: dict[str, type[Band]] = {cls.__name__: cls for cls in (PredictionIntervals, ClassificationIntervals)}
 WEIGHTS = "weights."  # before their names, among the tensors
 FUNCTIONS = ("output", "batch", "target_transform")  # which no file holds
@@ -50,18 +46,15 @@ def save(
     `error_report` compares with; `notes` are short texts of the caller's.
     """
     tensors, metadata = _packed(band, weights, sample, notes or {})
-    size, path = _size(tensors, metadata), Path(path)
-    if path.parent.is_dir() and (free := shutil.disk_usage(path.parent).free) < size:
-        raise OSError(errno.ENOSPC, f"{path} would take {size / 1e6:.4g} MB, and {free / 1e6:.4g} MB are free there")
-    from safetensors.torch import save_file
-
+    path = Path(path)
+    artefact.check_room(path, artefact.size(tensors, metadata))
     with atomic(path, overwrite=overwrite) as temporary:
-        save_file(tensors, temporary, metadata | {"digest": _digest(tensors, metadata)})
+        artefact.write(temporary, tensors, metadata)
 
 
 def size(band: Band, *, weights: bool = False, sample: bool = False) -> int:
     """The bytes that `save` would write."""
-    return _size(*_packed(band, weights, sample, {}))
+    return artefact.size(*_packed(band, weights, sample, {}))
 
 
 def load(
@@ -78,7 +71,7 @@ def load(
     A model whose weights are others is an error that names the first of them; a warning with `strict=False`.
     Functions are not in the file: `output`, `batch` and a scaler given as `target_transform` have to be given again.
     """
-    tensors, metadata = _read(Path(path))
+    tensors, metadata = artefact.read(Path(path), "band")
     try:
         about, tree = json.loads(metadata["band"]), json.loads(metadata["tree"])
         again = {"output": output, "batch": batch, "target_transform": target_transform}
@@ -108,7 +101,7 @@ def load(
 
 def inspect(path: str | Path) -> dict[str, Any]:
     """What a file says about the band in it; no model is needed, and none is looked for."""
-    _, metadata = _read(Path(path))
+    _, metadata = artefact.read(Path(path), "band")
     return {
         "format": int(metadata["format"]),
         "deltaband": metadata["deltaband"],
@@ -121,7 +114,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
 
 def weights(path: str | Path) -> dict[str, Tensor]:
     """The model's weights, if they are in the file: a state dict."""
-    tensors, _ = _read(Path(path))
+    tensors, _ = artefact.read(Path(path), "band")
     found = {name.removeprefix(WEIGHTS): w.clone() for name, w in tensors.items() if name.startswith(WEIGHTS)}
     if not found:
         raise ArtefactError(f"{path} holds no weights: it was saved without weights=True")
@@ -160,12 +153,9 @@ def _packed(
         "holds_sample": sample and any(len(fit.sample) > 0 for fit in fits),
     }
     metadata = {
-        "format": str(FORMAT),
-        "deltaband": __version__,
-        "torch": torch.__version__,
-        "band": _json(about),
-        "tree": _json({"options": encode(band._options()), "held": held}),
-        "notes": _json({str(key): str(value) for key, value in notes.items()}),
+        "band": artefact.as_json(about),
+        "tree": artefact.as_json({"options": encode(band._options()), "held": held}),
+        "notes": artefact.as_json({str(key): str(value) for key, value in notes.items()}),
     }
     tensors = encode.tensors
     if weights:
@@ -174,55 +164,6 @@ def _packed(
                 raise TypeError(f"{name!r} in the model's state dict is no tensor but {type(w).__name__}: not saved")
             tensors[WEIGHTS + name] = w.detach().cpu().contiguous().clone()
     return tensors, metadata
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata, whole and undamaged."""
-    from safetensors import SafetensorError, safe_open
-
-    with path.open("rb"):  # says it well if the file is not there
-        pass
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-            if "format" not in metadata or "tree" not in metadata:
-                raise ArtefactError(f"{path} is a safetensors file, but no band of deltaband's")
-            if int(metadata["format"]) > FORMAT:
-                raise ArtefactError(
-                    f"{path} was written by deltaband {metadata.get('deltaband')} in format {metadata['format']}, and "
-                    f"this version, {__version__}, reads formats up to {FORMAT}: update deltaband"
-                )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        digest = metadata.pop("digest", None)
-        if digest != _digest(tensors, metadata):
-            raise ArtefactError(f"{path} is damaged: its content does not match its digest")
-    except ArtefactError:
-        raise
-    except (SafetensorError, ValueError, OverflowError, RuntimeError, TypeError) as error:
-        raise ArtefactError(f"{path} is no band of deltaband's, or a damaged one: {error}") from error
-    return tensors, metadata
-
-
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    digest = hashlib.blake2b(_json(dict(sorted(metadata.items()))).encode(), digest_size=32)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _size(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
-    """About: the header is JSON, with a line for each tensor."""
-    text = len(_json(dict(metadata)).encode()) + 200
-    return text + sum(tensor.nbytes + len(name) + 90 for name, tensor in tensors.items())
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def _functions(path: str | Path, needed: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:

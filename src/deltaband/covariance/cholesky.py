@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from scipy import linalg
 from scipy.linalg import blas, lapack
@@ -26,6 +28,13 @@ def add_gram(M: np.ndarray, X: np.ndarray) -> None:
 def add_outer_gram(M: np.ndarray, X: np.ndarray) -> None:
     """M += XXᵀ, in the upper triangle and in place; X is (m, c), row by row in memory."""
     _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=1, lower=0, overwrite_c=1), M)
+
+
+def add_up(M: np.ndarray, total: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Replace the upper triangle by its total, some columns at a time: half of the matrix does not travel."""
+    for i in range(0, len(M), BLOCK):
+        j = min(i + BLOCK, len(M))
+        M[:j, i:j] = total(M[:j, i:j])
 
 
 def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,13 +12,14 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
 from ..batch import CHUNK_BYTES, GradientBatch
 from ..warning import DeltabandWarning
+from .engine import Total
 from .problem import Problem
 from .sketched import SketchedCovariance, Totals
 from .unheld import Unheld, power_law
@@ -33,6 +34,12 @@ HARMLESS = 0.1  # of λ: rounding that matters
 SEVERAL_ORDERS = 1e-3
 SMALLEST_AUTO_RANK = 32
 SQUARES = 4 * 4 * 8  # bytes of four (2k)² matrices, over k²
+
+
+STATE = (
+    *("_damping", "_expected_rows", "_k", "_filled", "_n_rows", "_energy"),
+    *("_shift", "_lost", "_delta2", "_above", "_n_above"),
+)
 
 
 def importance(d: np.ndarray, damping: float) -> np.ndarray:
@@ -147,6 +154,21 @@ class _Directions:
         self._n_above = max(self._n_above, other._n_above)
         if other._buffer is not None:
             self._insert(other._buffer[: other._filled])
+
+    def add_up(self, total: Total, n_rows: int, n_parameters: int) -> bool:
+        return False
+
+    def state(self) -> dict[str, Any]:
+        buffer = None if self._buffer is None else self._buffer[: self._filled]
+        return {name: getattr(self, name) for name in STATE} | {"_buffer": buffer}
+
+    def from_state(self, state: dict[str, Any]) -> Self:
+        made = self.start()
+        vars(made).update(state)
+        if (filled := made._buffer) is not None:
+            made._buffer = np.zeros((2 * made._k, filled.shape[1]), dtype=filled.dtype)
+            made._buffer[: made._filled] = filled
+        return made
 
     def finalise(self, damping: float | None) -> SketchedCovariance:
         if self.needs_damping and damping != self._damping:

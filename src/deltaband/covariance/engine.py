@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from ..batch import GradientBatch
 from .problem import Problem
 from .spectral import SpectralCovariance, Spectrum
+
+Total = Callable[[np.ndarray], np.ndarray]  # an array -> its sum over several processes
 
 
 class Covariance(Protocol):
@@ -115,6 +118,19 @@ class Engine(Protocol):
 
     def merge(self, other: Self) -> None:
         """Take in the rows that another accumulator of the same settings has seen."""
+        ...
+
+    def add_up(self, total: Total, n_rows: int, n_parameters: int) -> bool:
+        """Take in, where what it holds is a sum, all n rows that accumulators in several processes have seen: `total`
+        adds an array up over all of them. False where it is not, and they have to be merged one by one."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What it has taken in, as values that a file can hold."""
+        ...
+
+    def from_state(self, state: dict[str, Any]) -> Self:
+        """An accumulator of the same settings that goes on from there."""
         ...
 
     def finalise(self, damping: float | None) -> Covariance:

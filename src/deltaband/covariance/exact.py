@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..batch import CHUNK_BYTES, GradientBatch
 from ..warning import DeltabandWarning
-from .engine import Covariance
+from .engine import Covariance, Total
 from .memory import free_memory, square_bytes
 from .problem import Problem
 from .spectral import SpectralCovariance, Spectrum
@@ -97,6 +97,25 @@ class Exact:
                 self._gram += other._gram
         if self._kept and (self._gram is not None or self._n_rows >= self._kept[0].n_parameters):
             self._fold()
+
+    def add_up(self, total: Total, n_rows: int, n_parameters: int) -> bool:
+        from . import cholesky
+
+        if n_rows < n_parameters:
+            return False
+        self._fold()
+        self._gram = cholesky.empty(n_parameters) if self._gram is None else self._gram
+        cholesky.add_up(self._gram, total)
+        self._n_rows = n_rows
+        return True
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("_kept", "_gram", "_n_rows", "_expected_rows")}
+
+    def from_state(self, state: dict[str, Any]) -> Exact:
+        made = Exact()
+        vars(made).update(state)
+        return made
 
     def finalise(self, damping: float | None) -> Covariance:
         n_rows, gram = self._n_rows, self._gram

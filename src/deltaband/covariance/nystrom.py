@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ..batch import GradientBatch
+from .engine import Total
 from .problem import Problem
 from .spectral import SpectralCovariance, sigma
 from .tail import Tail
@@ -150,6 +151,23 @@ class Nystrom:
         self._n_rows += other._n_rows
         self._energy += other._energy
         self._sums += other._sums
+
+    def add_up(self, total: Total, n_rows: int, n_parameters: int) -> bool:
+        from . import cholesky
+
+        self._gram = cholesky.empty(self._started.T.shape[1]) if self._gram is None else self._gram
+        cholesky.add_up(self._gram, total)
+        sums = total(np.append(self._sums, self._energy))
+        self._sums, self._energy, self._n_rows = sums[:-1], float(sums[-1]), n_rows
+        return True
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("_basis", "_pairs", "_gram", "_n_rows", "_energy", "_sums")}
+
+    def from_state(self, state: dict[str, Any]) -> Nystrom:
+        made = Nystrom(self.landmarks, choose=self.choose, tail=self.tail, seed=self.seed)
+        vars(made).update(state)
+        return made
 
     def finalise(self, damping: float | None) -> NystromCovariance:
         basis = self._started

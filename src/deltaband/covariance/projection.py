@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
-from .engine import Covariance
+from .engine import Covariance, Total
 from .exact import Exact
 from .problem import Problem
 from .spectral import SpectralCovariance
@@ -125,6 +126,20 @@ class RandomProjection:
         self._n_rows += other._n_rows
         self._n_parameters = max(self._n_parameters, other._n_parameters)
         self._exact.merge(other._exact)
+
+    def add_up(self, total: Total, n_rows: int, n_parameters: int) -> bool:
+        added = self._exact.add_up(total, n_rows, min(self.dim, n_parameters))
+        if added:
+            self._n_rows, self._n_parameters = n_rows, n_parameters
+        return added
+
+    def state(self) -> dict[str, Any]:
+        return {"_n_rows": self._n_rows, "_n_parameters": self._n_parameters, "_exact": self._exact.state()}
+
+    def from_state(self, state: dict[str, Any]) -> RandomProjection:
+        made = RandomProjection(self.dim, seed=self.seed)
+        vars(made).update(state | {"_exact": self._exact.from_state(state["_exact"])})
+        return made
 
     def finalise(self, damping: float | None) -> Covariance:
         S, n_rows, p = self._projection(), self._n_rows, self._n_parameters
