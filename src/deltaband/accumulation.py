@@ -22,7 +22,7 @@ from .fitted import Fit
 from .gradients import Network
 from .inputs import Inputs
 from .recomputed import Recomputed
-from .trace import RowTrace, Sample
+from .trace import RowTrace, Sample, pair_hashes
 from .twin import fingerprint, plain_autograd
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, in one question
@@ -90,6 +90,35 @@ class Accumulation:
         made._rss, made._energy, made.count = fit.rss.copy(), math.inf, fit.n_rows
         return made
 
+    def state(self) -> dict[str, Any]:
+        """What it has taken in, and for what, as values that a file can hold."""
+        return {
+            "option": self._option,
+            "memory": self._memory,
+            "weights": self.weights,
+            "layers": self.layers,
+            "by_rows": self.network.layers is None,
+            "n_outputs": self.network.n_outputs,
+            "n_returned": self.network.n_returned,
+            "engine": self.engine.state(),
+            "trace": self._trace.state(),
+            "rss": self._rss,
+            "energy": self._energy,
+            "count": self.count,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], network: Network) -> Accumulation:
+        """What was under way, for a network of the same weights."""
+        option, layers = state["option"], state["layers"]
+        network.layers = None if state["by_rows"] else layers
+        network.n_outputs, network.n_returned = state["n_outputs"], state["n_returned"]
+        engine = option.engine.from_state(state["engine"])
+        made = cls(network, layers, engine, option, state["memory"], state["weights"])
+        made._trace = RowTrace.from_state(state["trace"])
+        made._rss, made._energy, made.count = state["rss"], state["energy"], state["count"]
+        return made
+
     def check(self, other: Accumulation) -> None:
         """Whether the rows of the other can be taken in as well."""
         if other.weights != self.weights:
@@ -110,12 +139,27 @@ class Accumulation:
         self._energy += other._energy
         self.count += other.count
 
-    def take(self, batches: Batches, squares: Squares, progress: bool) -> None:
-        """Every row goes to the engine and the trace."""
+    def take(
+        self,
+        batches: Batches,
+        squares: Squares,
+        progress: bool,
+        seen: Callable[[int, np.ndarray], None] | None = None,
+        keep: Callable[[Accumulation], None] | None = None,
+    ) -> None:
+        """Every row goes to the engine and the trace; but those that an accumulation from a state has taken in before
+        go, with the number of the first and their hashes, to `seen`. `keep` is called whenever the state is whole."""
         waiting: list[GradientBatch] = []
-        network, before = self.network, self.count
+        network, before = self.network, 0 if seen is not None else self.count
         with plain_autograd(network.device), bar("deltaband", batches, progress) as shown:
-            for chunk, (x, targets, first) in enumerate(batches.chunks(network.check)):
+
+            def skip(x: Inputs, y: Tensor, first: int) -> None:
+                assert seen is not None
+                seen(first, pair_hashes(network.prepare(x), y))
+                shown.update(len(x))
+
+            chunks = batches.chunks(network.check, self.count - before, skip)
+            for chunk, (x, targets, first) in enumerate(chunks):
                 if chunk & (chunk - 1) == 0:  # the first, the second, the third, the fifth, the ninth …
                     network.verify(x)
                 outputs = []
@@ -130,6 +174,11 @@ class Accumulation:
                 self._rss += squares(torch.cat(outputs, dim=1), targets, network.n_returned).sum(dim=0).numpy()
                 self.count += len(x)
                 shown.update(len(x))
+                if keep is not None and (not waiting or self._remember is not None):
+                    if waiting:
+                        self.engine.update(_together(waiting))
+                        waiting = []
+                    keep(self)
             if waiting:
                 self.engine.update(_together(waiting))
         if not np.isfinite(self._rss).all():

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from . import data as reading
 from . import error, fitting
+from .accumulation import Accumulation
 from .asking import ask, check_outputs
 from .batch import GradientBatch
+from .checkpoint import Checkpoint
 from .choice import Choice
 from .covariance import Covariance, Engine, Plan, Spectrum
 from .covariance.memory import free_memory
@@ -301,21 +303,36 @@ class Band:
         return total / n_fits
 
     def _fit_to(
-        self, data: Any, y: Any, n_rows: int | None, progress: bool, squares: Callable[..., Tensor] | None = None
+        self,
+        batches: Batches,
+        progress: bool,
+        squares: Callable[..., Tensor] | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> tuple[Fit, ...]:
         """A fit for each of `_groups`. `squares` stands in for `_squares`, for who wants to see more than a sum."""
-        batches = self._read(data, y, n_rows)
+        found = None
+        if checkpoint is not None:
+            found = checkpoint.read()
+            batches = checkpoint.ordered(batches, found)
         if self._engine is not None:
             fitting.check(self._engine, batches, self._damping, batches.n_rows)
         groups, batches = self._look(batches)
         memory = self._memory_each(len(groups))
-        fits = []
-        for outputs in groups:
+        fits = [] if found is None else list(found.done)
+        for outputs in groups[len(fits) :]:
             network = self._network(self._fitted_head(outputs))
-            rows, batches = fitting.begun(
-                network, batches, self._engine, self._damping, memory, progress, batches.n_rows
-            )
-            rows.take(batches, partial(squares or self._squares, outputs), progress)
+            seen = keep = None
+            if found is not None and checkpoint is not None:
+                rows, found, seen = Accumulation.from_state(found.rows, network), None, checkpoint.seen
+            else:
+                rows, batches = fitting.begun(
+                    network, batches, self._engine, self._damping, memory, progress, batches.n_rows
+                )
+            if checkpoint is not None:
+                keep = partial(checkpoint.keep, fits, outputs)
+            rows.take(batches, partial(squares or self._squares, outputs), progress, seen, keep)
+            if checkpoint is not None:
+                checkpoint.check_all_seen()
             fits.append(replace(rows.finish(self._damping, self._noise), outputs=outputs))
         return tuple(fits)
 

@@ -104,7 +104,7 @@ class ClassificationIntervals(Band):
             labels.checked(reading.targets(y), network.n_returned)
         tally = Tally()
         try:
-            fits = self._fit_to(data, y, n_rows, progress, tally)
+            fits = self._fit_to(self._read(data, y, n_rows), progress, tally)
         except ValueError as error:
             if str(error) != DEPENDS_ON_NOTHING:
                 raise

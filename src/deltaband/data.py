@@ -20,6 +20,7 @@ LOOKED = 8  # rows that are looked at before a pass
 BATCH_ROWS = 1024  # for data that come without batches of their own
 
 
+Skip = Callable[[Inputs, Tensor, int], None]  # inputs, targets, index of the first row
 Pairs = Callable[[Any], tuple[Any, Any]]  # a batch of any layout -> inputs, targets
 
 
@@ -59,15 +60,24 @@ class Batches:
         source = begun if not self.twice else _Begun(begun, self.source)
         return *_join(looked), replace(self, source=source)
 
-    def chunks(self, rows_at_once: Callable[[Inputs], int]) -> Iterator[tuple[Inputs, Tensor, int]]:
+    def chunks(
+        self, rows_at_once: Callable[[Inputs], int], n_skipped: int = 0, skip: Skip | None = None
+    ) -> Iterator[tuple[Inputs, Tensor, int]]:
         """`(x, y, index of the first row)`, as many rows at a time as `rows_at_once` says, looking at the first batch.
 
-        Small batches are put together, large ones are cut; batches whose rows differ in shape are not mixed.
+        Small batches are put together, large ones are cut; batches whose rows differ in shape are not mixed. The first
+        `n_skipped` rows go to `skip` instead, batch by batch.
         """
         done = waiting = rows = 0
         pending: list[tuple[Inputs, Tensor]] = []
         for x, y in self._checked():
             rows = rows or rows_at_once(x)
+            if skip is not None and done < n_skipped:
+                few = min(n_skipped - done, len(x))
+                skip(x[:few], y[:few], done)
+                done, x, y = done + few, x[few:], y[few:]
+                if len(x) == 0:
+                    continue
             if pending and x.kind != pending[0][0].kind:
                 yield *_join(pending), done
                 done, waiting, pending = done + waiting, 0, []

@@ -69,7 +69,7 @@ def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
     for cls in (
         *(Fit, Layers, ErrorReport, Sample, Inputs, GradientBatch, Held, Recomputed, Rows, Outer, Lookup),
         *(nystrom.Basis, nystrom.RowSums, sketched.Totals, tail.Tail, unheld.Unheld, projection.Projection),
-        *(calibration.Calibration, calibration.Scales),
+        *(calibration.Calibration, calibration.Scales, covariance.Option, covariance.Problem),
     ):
         plain[cls] = tuple(field.name for field in fields(cls))
     return {cls.__name__: (cls, names) for cls, names in plain.items()}

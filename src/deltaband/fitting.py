@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,12 +11,13 @@ from . import error
 from .accumulation import Accumulation, bar
 from .asking import checked_gradients
 from .batch import CHUNK_ROWS_AT_LEAST, GradientBatch
-from .covariance import Engine, Plan, Problem, plan
+from .capture import Layers
+from .covariance import Engine, Option, Plan, Problem, plan
 from .damping import Damping
 from .data import EMPTY, Batches
 from .gradients import Network
 from .inputs import Inputs
-from .trace import RowSample
+from .trace import RowSample, Sample
 from .twin import fingerprint, plain_autograd
 
 
@@ -51,6 +53,14 @@ def planned(
     return plan(problem, engine, memory), x, batches
 
 
+class Chosen(NamedTuple):
+    """What a fit is made with. The network gives what the engine asks for: rows in one piece, or layer by layer."""
+
+    option: Option
+    memory: float
+    layers: Layers
+
+
 def begun(
     network: Network,
     batches: Batches,
@@ -62,23 +72,60 @@ def begun(
 ) -> tuple[Accumulation, Batches]:
     """Nothing taken in yet, and the data as if nothing had been read."""
     weights = fingerprint(network.twin)  # as the model has them: a forward pass may write to the twin's buffers
+    found, batches = chosen(network, batches, engine, damping, memory, in_all)
+    sample = None
+    if found.option.engine.sample_size:
+        sample = drawn(found.option.engine, network, batches, progress).rows()
+    return started(network, batches, found, weights, damping.at(in_all, network.n_returned), sample), batches
+
+
+def chosen(
+    network: Network,
+    batches: Batches,
+    engine: Engine | None,
+    damping: Damping,
+    memory: float | None,
+    in_all: int | None,
+) -> tuple[Chosen, Batches]:
     schedule, x, batches = planned(network, batches, engine, damping, memory, in_all)
-    option = schedule.chosen
+    option, layers = schedule.chosen, network.layers
     if option is None:
         used = "" if batches.twice else " (its first batch is read: a generator has to be made anew)"
         raise MemoryError(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
-    problem, layers = option.problem, network.layers
     assert layers is not None
-    if option.engine.wants_rows(problem):
+    if option.engine.wants_rows(option.problem):
         network.take_rows(x)
+    return Chosen(option, schedule.memory, layers), batches
+
+
+def drawn(engine: Engine, network: Network, batches: Batches, progress: bool, process: int = 0) -> RowSample:
+    """`sample_size` training rows, in a pass that computes no gradients; other ones in each process."""
+    # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and do
+    # without some of the sampled rows the second time.
+    seed = [engine.seed, process] if process else engine.seed
+    sample = RowSample(-(-engine.sample_size // network.n_outputs), seed)
+    with plain_autograd(network.device), bar("deltaband, drawing a sample", batches, progress) as shown:
+        for x, _, _ in batches.chunks(network.check):
+            sample.update(network.prepare(x))
+            shown.update(len(x))
+    return sample
+
+
+def started(
+    network: Network,
+    batches: Batches,
+    found: Chosen,
+    weights: dict[str, str],
+    damping: float | None,
+    sample: Sample | None,
+) -> Accumulation:
+    engine = found.option.engine
     with plain_autograd(network.device):
-        sample = _sample(option.engine, network, batches, progress) if option.engine.sample_size else None
-        started = option.engine.start(
-            n_rows=problem.n_rows, damping=damping.at(in_all, network.n_returned), sample=sample
-        )
-    return Accumulation(network, layers, started, option, schedule.memory, weights), batches
+        gradients = None if sample is None else _gradients(engine, network, batches, sample)
+        started = engine.start(n_rows=found.option.problem.n_rows, damping=damping, sample=gradients)
+    return Accumulation(network, found.layers, started, found.option, found.memory, weights)
 
 
 def check(engine: Engine, batches: Batches, damping: Damping, in_all: int | None) -> None:
@@ -99,16 +146,7 @@ def check(engine: Engine, batches: Batches, damping: Damping, in_all: int | None
         )
 
 
-def _sample(engine: Engine, network: Network, batches: Batches, progress: bool) -> GradientBatch:
-    """The gradients of `sample_size` training rows, drawn in a pass that computes no others."""
-    # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and do
-    # without some of the sampled rows the second time.
-    drawn = RowSample(-(-engine.sample_size // network.n_outputs), engine.seed)
-    with bar("deltaband, drawing a sample", batches, progress) as shown:
-        for x, _, _ in batches.chunks(network.check):
-            drawn.update(network.prepare(x))
-            shown.update(len(x))
-    rows = drawn.rows()
+def _gradients(engine: Engine, network: Network, batches: Batches, rows: Sample) -> GradientBatch:
     if len(rows) == 0:
         raise ValueError(EMPTY)
     parts = []

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from .arrays import whole_numbers
 from .band import Band, Question
 from .calibrating import calibrated
 from .calibration import Calibration, Side
+from .checkpoint import EVERY, Checkpoint
 from .choice import Choice
 from .covariance import Covariance, Engine
 from .damping import Damping
@@ -102,17 +104,34 @@ class PredictionIntervals(Band):
         self._growing: tuple[growth.Growing, ...] = ()
         super().__init__(model, rule, covariance, memory, parameters, output, batch, gram)
 
-    def fit(self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = True) -> PredictionIntervals:
+    def fit(
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        n_rows: int | None = None,
+        progress: bool = True,
+        checkpoint: str | Path | None = None,
+        every: float = EVERY,
+    ) -> PredictionIntervals:
         """One pass over the training data: `fit(loader)` with batches `(x, y)`, or `fit(X, y)`.
 
         An engine that wants a sample of the rows first (`Nystrom`) needs data that can be read twice, and so does
         `gram="own"`. `n_rows` is needed only for a loader without a length, and only where λ follows from
         `weight_decay` while an engine needs it from the first row on (`ImportantDirections`).
+
+        With `checkpoint` what was taken in is written to that file about `every` seconds. Whatever ends the fit, the
+        same call goes on from there, over the same data in the same order: a DataLoader's random order is had again,
+        and rows that are other ones are an error. The file is there as long as the fit is not finished.
         """
-        fits = self._fit_to(data, y, n_rows, progress)
+        batches = self._read(data, y, n_rows)
+        kept = None if checkpoint is None else Checkpoint(self, checkpoint, every, batches)
+        fits = self._fit_to(batches, progress, checkpoint=kept)
         # which may be errors: then nothing has changed
         _warn(list(dict.fromkeys(message for fit in fits for message in fit.warnings())))
         self._fits, self._growing, self._calibration = fits, (), None
+        if kept is not None:
+            kept.remove()
         return self
 
     def partial_fit(

@@ -53,7 +53,7 @@ class Sample:
 class RowSample:
     """Up to `size` rows of a stream, drawn uniformly."""
 
-    def __init__(self, size: int, seed: int = 0) -> None:
+    def __init__(self, size: int, seed: int | list[int] = 0) -> None:
         self._size = size
         self._rng = np.random.default_rng(seed)
         self._kept: dict[Any, tuple[Inputs, np.ndarray]] = {}  # by kind: the rows, and a key of each
@@ -74,6 +74,22 @@ class RowSample:
             self._limit = float(np.nextafter(keys[-1], np.inf))
         for x, order in zip(sample.pieces, sample.order, strict=True):
             self._kept[x.kind] = (x, keys[order])
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "size": self._size,
+            "generator": self._rng.bit_generator.state,
+            "kept": tuple(self._kept.values()),
+            "limit": self._limit,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> RowSample:
+        made = cls(state["size"])
+        made._rng.bit_generator.state = state["generator"]
+        made._kept = {x.kind: (x, keys) for x, keys in state["kept"]}
+        made._limit = state["limit"]
+        return made
 
     def merge(self, other: RowSample) -> None:
         self._limit = min(self._limit, other._limit)
@@ -120,6 +136,19 @@ class RowTrace:
         trace._sample.resume(sample, len(seen.hashes))
         return trace
 
+    def state(self) -> dict[str, Any]:
+        return {"hashes": self.hashes(), "sample": self._sample.state()}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> RowTrace:
+        made = cls(0)
+        made._hashes, made._sample = [state["hashes"]], RowSample.from_state(state["sample"])
+        return made
+
+    def hashes(self) -> np.ndarray:  # (n,)
+        """Of all rows, in the order they came in."""
+        return np.concatenate([np.zeros(0, dtype=np.uint64), *self._hashes])
+
     def merge(self, other: RowTrace) -> None:
         self._hashes += other._hashes
         self._sample.merge(other._sample)
@@ -129,7 +158,7 @@ class RowTrace:
         self._sample.update(x)
 
     def seen(self) -> SeenRows:
-        return SeenRows(np.sort(np.concatenate(self._hashes)))
+        return SeenRows(np.sort(self.hashes()))
 
     def sample(self) -> Sample:
         """Some of the rows, drawn uniformly."""

@@ -1,0 +1,176 @@
+"""A fit under way in a file, from which the same call of `fit` goes on after whatever has ended it."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from . import artefact
+from .accumulation import Accumulation
+from .artefact import ArtefactError
+from .atomic import atomic, writable
+from .data import Batches
+from .encoding import Decoder, Encoder, settings
+from .fitted import Fit
+from .gradients import Network
+from .order import Order, Ordered
+from .twin import fingerprint
+from .warning import DeltabandWarning
+
+if TYPE_CHECKING:
+    from .band import Band
+
+EVERY = 60.0  # seconds
+WRITING = 0.1  # of the time, at most; unless `every` is 0: then whenever it can be
+MAY_DIFFER = "memory"  # the engine is chosen already
+
+
+class UnderWay(NamedTuple):
+    """A fit that is not finished, as it was read."""
+
+    done: tuple[Fit, ...]  # of the outputs before
+    rows: dict[str, Any]  # the state of an accumulation
+    order: Order
+    run: str  # what the files of several processes have in common
+
+
+class Checkpoint:
+    """One file, and the one before it beside it."""
+
+    def __init__(self, band: Band, path: str | Path, every: float, batches: Batches, run: str = "") -> None:
+        if isinstance(every, bool) or not isinstance(every, int | float | np.number) or not 0 <= every < np.inf:
+            raise ValueError(f"every must be a number of seconds ≥ 0, got {every!r}")
+        self.path = writable(Path(path))
+        self.run = run
+        self._previous = self.path.with_name(self.path.name + ".previous")
+        self._band, self._every, self._n_rows = band, float(every), batches.n_rows
+        self._wait, self._last = self._every, time.monotonic()
+        self._source: Ordered | None = None
+        self._seen = np.zeros(0, dtype=np.uint64)  # the hashes of the rows that were taken in
+        self._met = 0  # how many of them have come again
+
+    def read(self) -> UnderWay | None:
+        """What is there; nothing where no file is. An `ArtefactError` where it is of another fit."""
+        existing = [path for path in (self.path, self._previous) if path.exists()]
+        for path in existing:
+            try:
+                tensors, texts = artefact.read(path, "checkpoint")
+            except ArtefactError as error:
+                if path == existing[-1]:
+                    raise ArtefactError(f"{error}; delete it to begin anew") from error
+                warnings.warn(f"{error}; the fit goes on from {self._previous.name}", DeltabandWarning, stacklevel=5)
+                continue
+            self._check(path, json.loads(texts["checkpoint"]))
+            decode = Decoder(tensors, self._network)
+            try:
+                found = decode(json.loads(texts["tree"]))
+                under_way = UnderWay(**found)
+            except Exception as error:
+                raise ArtefactError(f"{path} is no checkpoint that this version understands: {error}") from error
+            self._seen = under_way.rows["trace"]["hashes"]
+            return under_way
+        return None
+
+    def ordered(self, batches: Batches, found: UnderWay | None) -> Batches:
+        """The batches in the order that they had, or in one that can be had again."""
+        if not batches.twice:
+            return batches
+        self._source = Ordered(batches.source, None if found is None else found.order)
+        return replace(batches, source=self._source)
+
+    def seen(self, first: int, hashes: np.ndarray) -> None:
+        """Whether these rows are those that were taken in."""
+        other = np.flatnonzero(self._seen[first : first + len(hashes)] != hashes)
+        if len(other):
+            raise ArtefactError(
+                f"{self.path} is of a fit to other data, or to the same rows in another order: row {first + other[0]} "
+                "is not the one that it was. Give the same data in the same order, or delete the file to begin anew"
+            )
+        self._met += len(hashes)
+
+    def check_all_seen(self) -> None:
+        if self._met < len(self._seen):
+            raise ArtefactError(
+                f"{self.path} is of a fit that had taken in {len(self._seen)} rows, and these are {self._met}: give "
+                "the same data, or delete the file to begin anew"
+            )
+
+    def keep(self, done: Sequence[Fit], outputs: tuple[int, ...], rows: Accumulation) -> None:
+        """Write, if it is time to; what is on the disk stays there if that fails."""
+        if time.monotonic() - self._last < self._wait:
+            return
+        start = time.monotonic()
+        try:
+            self.write(done, outputs, rows)
+        except OSError as error:
+            warnings.warn(
+                f"the checkpoint {self.path} was not written at row {rows.count}, and the fit goes on: {error}",
+                DeltabandWarning,
+                stacklevel=6,
+            )
+        self._last = time.monotonic()
+        self._wait = max(self._every, (self._last - start) / WRITING) if self._every else 0.0
+
+    def write(self, done: Sequence[Fit], outputs: tuple[int, ...], rows: Accumulation) -> None:
+        encode, fits = Encoder(), []
+        for fit in done:
+            encode.outputs = fit.outputs
+            fits.append(encode(fit))
+        encode.outputs = outputs
+        order = () if self._source is None else self._source.order
+        tree = {"done": {"tuple": fits}, "rows": encode(rows.state()), "order": encode(order), "run": self.run}
+        texts = {
+            "checkpoint": artefact.as_json(self._about()),
+            "tree": artefact.as_json({"dict": [[name, each] for name, each in tree.items()]}),
+        }
+        artefact.check_room(self.path, artefact.size(encode.tensors, texts))
+        with atomic(self.path) as temporary:
+            artefact.write(temporary, encode.tensors, texts)
+            if self.path.exists():
+                self.path.replace(self._previous)
+
+    def remove(self) -> None:
+        """The newest one last."""
+        self._previous.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+
+    def _about(self) -> dict[str, Any]:
+        """What the fit is to, and how."""
+        band = self._band
+        options = {"kind": type(band).__name__, **band._options(), **band._functions()}
+        return {
+            "options": {name: _text(value) for name, value in options.items() if name != MAY_DIFFER},
+            "weights": fingerprint(band._network().twin),
+            "n_rows": self._n_rows,
+        }
+
+    def _check(self, path: Path, was: dict[str, Any]) -> None:
+        now = self._about()
+        again = "give what was given before, or delete the file to begin anew"
+        for name in {**was["options"], **now["options"]}:
+            before, given = was["options"].get(name), now["options"].get(name)
+            if before != given:
+                raise ArtefactError(f"{path} is of a fit with {name}={before}, and this one has {given}: {again}")
+        for name in {**was["weights"], **now["weights"]}:
+            if was["weights"].get(name) != now["weights"].get(name):
+                raise ArtefactError(f"{path} is of a fit to another model: first {name!r} is not the same; {again}")
+        if was["n_rows"] != now["n_rows"]:
+            raise ArtefactError(f"{path} is of a fit to {was['n_rows']} rows, and these are {now['n_rows']}: {again}")
+
+    def _network(self, outputs: tuple[int, ...], layers: Any) -> Network:
+        head = self._band._fitted_head(outputs)
+        return self._band._network(head).again(layers, own_weights=True)
+
+
+def _text(value: Any) -> str:
+    """The same in every process."""
+    if hasattr(value, "finalise"):
+        return f"{type(value).__name__}({', '.join(f'{name}={_text(each)}' for name, each in settings(value).items())})"
+    return getattr(value, "__qualname__", repr(value)) if callable(value) else repr(value)

@@ -1,0 +1,39 @@
+"""The order in which a loader gives its rows, random or not: to be had a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Order = tuple[Tensor, ...]  # the states of torch's own generator and of those that the loader has
+
+
+class Ordered:
+    """A loader, and where its random numbers were when it was last begun."""
+
+    def __init__(self, source: Iterable[Any], again: Order | None = None) -> None:
+        """`again`: the order of the first time that it is read."""
+        self._source = source
+        self._again = again
+        self.order: Order = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        generators = _generators(self._source)
+        if self._again is not None and len(self._again) == 1 + len(generators):
+            torch.set_rng_state(self._again[0])
+            for generator, state in zip(generators, self._again[1:], strict=True):
+                generator.set_state(state)
+        self._again = None
+        self.order = (torch.get_rng_state(), *(generator.get_state() for generator in generators))
+        return iter(self._source)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """Of a DataLoader: its own, and those of its samplers."""
+    batches = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = (getattr(owner, "generator", None) for owner in owners)
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
