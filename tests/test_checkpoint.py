@@ -50,7 +50,7 @@ ENGINES = [
 ]
 
 
-class Ended(Exception):
+class EndedError(Exception):
     """What ends a fit."""
 
 
@@ -65,7 +65,7 @@ class Ending(DataLoader):
         self.times += 1
         for i, batch in enumerate(super().__iter__()):
             if self.after is not None and i >= self.after and self.times >= self.last:
-                raise Ended
+                raise EndedError
             self.given += 1
             yield batch
 
@@ -91,7 +91,7 @@ def made(covariance="auto", model=None, **options):
 
 
 def ended(band, path, after=12, last=1, every=0, **options):
-    with pytest.raises(Ended):
+    with pytest.raises(EndedError):
         band.fit(loader(after, last, **options), checkpoint=path, every=every, progress=False)
     assert path.exists()
     return rows_in(path)
@@ -195,9 +195,9 @@ def test_inputs_of_several_shapes(path):
 
     def ending():
         yield from batches[:15]
-        raise Ended
+        raise EndedError
 
-    with pytest.raises(Ended):
+    with pytest.raises(EndedError):
         made(model=Mean()).fit(ending(), n_rows=N, checkpoint=path, every=0, progress=False)
     assert rows_in(path) == 126
     band = made(model=Mean()).fit(iter(batches), n_rows=N, checkpoint=path, progress=False)
@@ -211,11 +211,11 @@ def test_arrays_are_read_again_without_a_loader(path, monkeypatch):
     def end(self, *args):
         write(self, *args)
         if args[-1].count > 100:
-            raise Ended
+            raise EndedError
 
     write = Checkpoint.write
     monkeypatch.setattr(Checkpoint, "write", end)
-    with pytest.raises(Ended):
+    with pytest.raises(EndedError):
         made().fit(X, Y, checkpoint=path, every=0, progress=False)
     monkeypatch.setattr(Checkpoint, "write", write)
     assert rows_in(path) == 112
@@ -238,7 +238,7 @@ def test_a_random_order_is_had_again(generators, engine, path):
         return loader(sampler=RandomSampler(X, generator=generator), **options)
 
     whole = made(engine).fit(shuffled(), progress=False)
-    with pytest.raises(Ended):
+    with pytest.raises(EndedError):
         made(engine).fit(
             shuffled(after=12, last=2 if isinstance(engine, Nystrom) else 1), checkpoint=path, every=0, progress=False
         )
@@ -331,9 +331,9 @@ def test_fewer_or_more_rows_are_refused(path):
         for i in range(0, n, 10):
             yield X[i : i + 10], Y[i : i + 10]
         if end:
-            raise Ended
+            raise EndedError
 
-    with pytest.raises(Ended):
+    with pytest.raises(EndedError):
         made().fit(batches(120, True), checkpoint=(other := path.with_name("other.ckpt")), every=0, progress=False)
     with pytest.raises(ArtefactError, match="had taken in 96 rows, and these are 70"):
         made().fit(batches(70, False), checkpoint=other, progress=False)
@@ -367,7 +367,7 @@ def test_a_warning_that_is_an_error_does_not_cost_the_rows(path):
 
 def test_nothing_is_written_before_it_is_time(path):
     band = made()
-    with pytest.raises(Ended):
+    with pytest.raises(EndedError):
         band.fit(loader(12), checkpoint=path, progress=False)
     assert not list(path.parent.iterdir())
 
@@ -409,7 +409,7 @@ def test_where_both_are_damaged_nothing_is_overwritten(path):
         each.write_bytes(b"damaged")
     with (
         pytest.warns(DeltabandWarning, match="damaged"),
-        pytest.raises(ArtefactError, match="previous is no checkpoint of deltaband's.*delete it to begin anew"),
+        pytest.raises(ArtefactError, match=r"previous is no checkpoint of deltaband's.*delete it to begin anew"),
     ):
         made().fit(loader(), checkpoint=path, every=0, progress=False)
     assert path.read_bytes() == previous.read_bytes() == b"damaged"
@@ -457,7 +457,7 @@ def test_a_full_disk_ends_no_fit(path, monkeypatch):
     monkeypatch.setattr(artefact, "write", full)
     before = path.read_bytes()
     with (
-        pytest.raises(Ended),
+        pytest.raises(EndedError),
         pytest.warns(DeltabandWarning, match="not written at row .*, and the fit goes on: .*No space"),
     ):
         made().fit(loader(12), checkpoint=path, every=0, progress=False)
