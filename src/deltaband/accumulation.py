@@ -16,16 +16,18 @@ from .asking import ask_sample, checked_gradients
 from .batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, Held
 from .capture import DEPENDS_ON_NOTHING, Layers
 from .covariance import Engine, Exact, Option, Problem
+from .covariance.engine import Total
 from .damping import Damping
 from .data import EMPTY, Batches
 from .fitted import Fit
 from .gradients import Network
 from .inputs import Inputs
 from .recomputed import Recomputed
-from .trace import RowTrace, Sample, pair_hashes
+from .trace import RowTrace, Sample, pair_hashes, share_by_chance
 from .twin import fingerprint, plain_autograd
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, in one question
+REPEATS = 0.5  # of the rows: so many equal ones are no accident
 LEVERAGES = 512  # training rows whose leverages new rows are compared with
 
 Squares = Callable[[Tensor, Tensor, int], Tensor]  # outputs (b, m), targets, outputs returned -> squares (b, m)
@@ -90,8 +92,8 @@ class Accumulation:
         made._rss, made._energy, made.count = fit.rss.copy(), math.inf, fit.n_rows
         return made
 
-    def state(self) -> dict[str, Any]:
-        """What it has taken in, and for what, as values that a file can hold."""
+    def state(self, engine: bool = True) -> dict[str, Any]:
+        """What it has taken in, and for what, as values that a file can hold; with the engine's part or without."""
         return {
             "option": self._option,
             "memory": self._memory,
@@ -100,7 +102,7 @@ class Accumulation:
             "by_rows": self.network.layers is None,
             "n_outputs": self.network.n_outputs,
             "n_returned": self.network.n_returned,
-            "engine": self.engine.state(),
+            "engine": self.engine.state() if engine else None,
             "trace": self._trace.state(),
             "rss": self._rss,
             "energy": self._energy,
@@ -108,22 +110,35 @@ class Accumulation:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], network: Network) -> Accumulation:
-        """What was under way, for a network of the same weights."""
+    def from_state(cls, state: dict[str, Any], network: Network, seed: int | None = None) -> Accumulation:
+        """What was under way, for a network of the same weights. With a seed it keeps other rows in mind than others
+        that begin in the same state."""
         option, layers = state["option"], state["layers"]
         network.layers = None if state["by_rows"] else layers
         network.n_outputs, network.n_returned = state["n_outputs"], state["n_returned"]
-        engine = option.engine.from_state(state["engine"])
-        made = cls(network, layers, engine, option, state["memory"], state["weights"])
-        made._trace = RowTrace.from_state(state["trace"])
-        made._rss, made._energy, made.count = state["rss"], state["energy"], state["count"]
+        made = cls(network, layers, option.engine, option, state["memory"], state["weights"], seed or 0)
+        fresh = made._trace
+        made.resume(state)
+        if seed is not None:
+            made._trace = fresh
         return made
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Have taken in what the state says; the engine as it is where that has no part for it."""
+        if state["engine"] is not None:
+            self.engine = self._option.engine.from_state(state["engine"])
+        self._trace = RowTrace.from_state(state["trace"])
+        self._rss, self._energy, self.count = state["rss"], state["energy"], state["count"]
 
     def check(self, other: Accumulation) -> None:
         """Whether the rows of the other can be taken in as well."""
         if other.weights != self.weights:
             raise ValueError("the model's weights are not the same for all parts of the rows: fit again from the start")
-        problem = replace(self._option.problem, n_rows=(self.count + other.count) * self.network.n_outputs)
+        self.check_size(self.count + other.count)
+
+    def check_size(self, n_rows: int) -> None:
+        """Whether so many rows can be taken in."""
+        problem = replace(self._option.problem, n_rows=n_rows * self.network.n_outputs)
         if (needed := self._option.engine.nbytes(problem)) > self._memory:
             raise MemoryError(
                 f"{self._option.engine!r} would hold {needed / 1e9:.3g} GB with these rows, and has "
@@ -134,10 +149,36 @@ class Accumulation:
     def merge(self, other: Accumulation) -> None:
         """Take in the rows that another one has taken in."""
         self.engine.merge(other.engine)
-        self._trace.merge(other._trace)
-        self._rss = self._rss + other._rss
-        self._energy += other._energy
-        self.count += other.count
+        self._merge(other._trace, other._rss, other._energy, other.count)
+
+    def merge_state(self, state: dict[str, Any]) -> None:
+        """Take in the rows of another one, of which the state is there."""
+        if state["engine"] is not None:
+            self.engine.merge(self._option.engine.from_state(state["engine"]))
+        self._merge(RowTrace.from_state(state["trace"]), state["rss"], state["energy"], state["count"])
+
+    def _merge(self, trace: RowTrace, rss: np.ndarray, energy: float, count: int) -> None:
+        self._trace.merge(trace)
+        self._rss = self._rss + rss
+        self._energy += energy
+        self.count += count
+
+    def add_up(self, total: Total, n_rows: int) -> bool:
+        """Take in, as far as the engine is concerned, the rows of several processes, if that is a sum."""
+        m, p = self.network.n_outputs, self.network.n_parameters
+        return self.engine.add_up(total, n_rows * m, p)
+
+    def shares_rows(self, hashes: np.ndarray) -> bool:
+        """Whether more of these rows have been taken in than there are equal rows anyway."""
+        if len(hashes) == 0 or self.count == 0:
+            return False
+        seen = self._trace.seen()
+        return seen.share(hashes) > max(share_by_chance(seen.repeated, len(hashes)), REPEATS)
+
+    def network_of(self, outputs: tuple[int, ...], layers: Any) -> Network:
+        """The network that rows are computed again with."""
+        assert self._remember is not None
+        return self._remember.network
 
     def take(
         self,
@@ -255,10 +296,10 @@ class _Inputs:
     """Of each row the input alone, in the place of its gradient."""
 
     def __init__(self, network: Network, problem: Problem, spare: float) -> None:
-        self._network = network.again(network.layers, own_weights=True)
+        self.network = network.again(network.layers, own_weights=True)
         # half is for the rows that meet them
         weights = problem.n_parameters * problem.itemsize
         self.together = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
 
     def __call__(self, x: Inputs, group: slice) -> GradientBatch:
-        return GradientBatch((Recomputed(self._network, self._network.prepare(x), group, self.together),))
+        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.together),))

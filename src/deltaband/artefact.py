@@ -73,7 +73,8 @@ def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
     found = hashlib.blake2b(as_json(dict(sorted(texts.items()))).encode(), digest_size=32)
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        if tensor.numel():
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from . import data as reading
-from . import error, fitting
+from . import encoding, error, fitting
 from .accumulation import Accumulation
 from .asking import ask, check_outputs
 from .batch import GradientBatch
@@ -246,6 +246,11 @@ class Band:
         """What it was constructed with that no file can hold."""
         given = {"output": self._output, "batch": self._pairs}
         return {name: getattr(each, "__name__", repr(each)) for name, each in given.items() if each is not None}
+
+    def _given(self) -> dict[str, str]:
+        """All that it was constructed with and that matters for what a fit amounts to, in words."""
+        given = {"kind": type(self).__name__, **self._options(), **self._functions()}
+        return {name: encoding.text(value) for name, value in given.items() if name != "memory"}
 
     def _about(self) -> dict[str, Any]:
         """What else there is to tell about it, for those who look into a file."""

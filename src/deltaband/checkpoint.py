@@ -17,7 +17,7 @@ from .accumulation import Accumulation
 from .artefact import ArtefactError
 from .atomic import atomic, writable
 from .data import Batches
-from .encoding import Decoder, Encoder, settings
+from .encoding import Decoder, Encoder
 from .fitted import Fit
 from .gradients import Network
 from .order import Order, Ordered
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 EVERY = 60.0  # seconds
 WRITING = 0.1  # of the time, at most; unless `every` is 0: then whenever it can be
-MAY_DIFFER = "memory"  # the engine is chosen already
 
 
 class UnderWay(NamedTuple):
@@ -44,11 +43,12 @@ class UnderWay(NamedTuple):
 class Checkpoint:
     """One file, and the one before it beside it."""
 
-    def __init__(self, band: Band, path: str | Path, every: float, batches: Batches, run: str = "") -> None:
+    def __init__(self, band: Band, path: str | Path, every: float, batches: Batches, process: str = "") -> None:
         if isinstance(every, bool) or not isinstance(every, int | float | np.number) or not 0 <= every < np.inf:
             raise ValueError(f"every must be a number of seconds ≥ 0, got {every!r}")
         self.path = writable(Path(path))
-        self.run = run
+        self.run = ""
+        self._process = process
         self._previous = self.path.with_name(self.path.name + ".previous")
         self._band, self._every, self._n_rows = band, float(every), batches.n_rows
         self._wait, self._last = self._every, time.monotonic()
@@ -74,12 +74,13 @@ class Checkpoint:
                 under_way = UnderWay(**found)
             except Exception as error:
                 raise ArtefactError(f"{path} is no checkpoint that this version understands: {error}") from error
-            self._seen = under_way.rows["trace"]["hashes"]
             return under_way
         return None
 
     def ordered(self, batches: Batches, found: UnderWay | None) -> Batches:
         """The batches in the order that they had, or in one that can be had again."""
+        if found is not None:
+            self.run, self._seen = found.run, found.rows["trace"]["hashes"]
         if not batches.twice:
             return batches
         self._source = Ordered(batches.source, None if found is None else found.order)
@@ -143,11 +144,10 @@ class Checkpoint:
 
     def _about(self) -> dict[str, Any]:
         """What the fit is to, and how."""
-        band = self._band
-        options = {"kind": type(band).__name__, **band._options(), **band._functions()}
+        options = self._band._given()
         return {
-            "options": {name: _text(value) for name, value in options.items() if name != MAY_DIFFER},
-            "weights": fingerprint(band._network().twin),
+            "options": {**options, "process": self._process} if self._process else options,
+            "weights": fingerprint(self._band._network().twin),
             "n_rows": self._n_rows,
         }
 
@@ -167,10 +167,3 @@ class Checkpoint:
     def _network(self, outputs: tuple[int, ...], layers: Any) -> Network:
         head = self._band._fitted_head(outputs)
         return self._band._network(head).again(layers, own_weights=True)
-
-
-def _text(value: Any) -> str:
-    """The same in every process."""
-    if hasattr(value, "finalise"):
-        return f"{type(value).__name__}({', '.join(f'{name}={_text(each)}' for name, each in settings(value).items())})"
-    return getattr(value, "__qualname__", repr(value)) if callable(value) else repr(value)

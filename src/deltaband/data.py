@@ -31,6 +31,7 @@ class Batches:
     source: Iterable[Any]
     n_rows: int | None
     pairs: Pairs | None = None  # what makes (x, y) of a batch that is something else
+    limit: int | None = None  # rows, of which those that come after are left out
 
     @property
     def twice(self) -> bool:
@@ -104,6 +105,8 @@ class Batches:
                 )
             x, y = Inputs.of(pair[0]), targets(pair[1])
             check_pair(x, y)
+            if self.limit is not None:
+                x, y = x[: self.limit - done], y[: self.limit - done]
             n_columns = y.shape[1] if n_columns is None else n_columns
             if y.shape[1] != n_columns:
                 raise ValueError(f"targets have {n_columns} columns at first and {y.shape[1]} from row {done} on")
@@ -112,6 +115,8 @@ class Batches:
                 check_finite(y, "targets", done)
                 yield x, y
             done += len(x)
+            if done == self.limit:
+                return
 
 
 class _Begun:

@@ -227,6 +227,13 @@ def settings(engine: Any) -> dict[str, Any]:
     return {name: getattr(engine, name) for name in signature(type(engine)).parameters}
 
 
+def text(value: Any) -> str:
+    """What was given, in words that are the same in every process."""
+    if hasattr(value, "finalise"):
+        return f"{type(value).__name__}({', '.join(f'{name}={text(each)}' for name, each in settings(value).items())})"
+    return getattr(value, "__qualname__", repr(value)) if callable(value) else repr(value)
+
+
 def _shared(array: np.ndarray) -> Tensor:
     """torch knows neither negative strides nor memory that must not be written to."""
     plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)

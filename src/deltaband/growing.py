@@ -65,10 +65,10 @@ def check_alike(band: Band, other: Any) -> None:
     """Whether the sums of two bands can be added up."""
     if type(other) is not type(band):
         raise TypeError(f"merge takes another {type(band).__name__}, got {type(other).__name__}")
-    mine, theirs = (each._options() | each._functions() for each in (band, other))
+    mine, theirs = band._given(), other._given()
     for name in {**mine, **theirs}:
-        if name != "memory" and repr(mine.get(name)) != repr(theirs.get(name)):
-            raise ValueError(f"bands of different {name} cannot be merged: {mine.get(name)!r} and {theirs.get(name)!r}")
+        if mine.get(name) != theirs.get(name):
+            raise ValueError(f"bands of different {name} cannot be merged: {mine.get(name)} and {theirs.get(name)}")
     for fits in zip(band._fitted(), other._fitted(), strict=True):
         if _settings(fits[0]) != _settings(fits[1]):
             raise ValueError(f"bands of different engines cannot be merged: {fits[0].engine!r}, {fits[1].engine!r}")

@@ -113,6 +113,7 @@ class PredictionIntervals(Band):
         progress: bool = True,
         checkpoint: str | Path | None = None,
         every: float = EVERY,
+        distributed: bool = False,
     ) -> PredictionIntervals:
         """One pass over the training data: `fit(loader)` with batches `(x, y)`, or `fit(X, y)`.
 
@@ -123,10 +124,19 @@ class PredictionIntervals(Band):
         With `checkpoint` what was taken in is written to that file about `every` seconds. Whatever ends the fit, the
         same call goes on from there, over the same data in the same order: a DataLoader's random order is had again,
         and rows that are other ones are an error. The file is there as long as the fit is not finished.
+
+        With `distributed=True` all processes of `torch.distributed` call `fit` together, each with its share of the
+        rows, and end with the same band, of all rows. Rows that a `DistributedSampler` gives twice count once. Each
+        process has a checkpoint of its own, whose name ends in its number: fit.0.ckpt.
         """
         batches = self._read(data, y, n_rows)
-        kept = None if checkpoint is None else Checkpoint(self, checkpoint, every, batches)
-        fits = self._fit_to(batches, progress, checkpoint=kept)
+        if distributed:
+            from . import distributed as processes
+
+            fits, kept = processes.fits(self, batches, progress, checkpoint, every)
+        else:
+            kept = None if checkpoint is None else Checkpoint(self, checkpoint, every, batches)
+            fits = self._fit_to(batches, progress, checkpoint=kept)
         # which may be errors: then nothing has changed
         _warn(list(dict.fromkeys(message for fit in fits for message in fit.warnings())))
         self._fits, self._growing, self._calibration = fits, (), None
