@@ -138,6 +138,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "make": _make,
     "pip": _pip,
     "deltaband": _deltaband,
+    "torchrun": _anything,
     "pre-commit": _anything,
     "git": _anything,
     "cd": _anything,

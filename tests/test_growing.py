@@ -25,7 +25,12 @@ from deltaband import (
 )
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network has p", "ignore:rank=", "ignore:n − p", "ignore:.*accurate", "ignore:the sketch may"
+    "ignore:the network has p",
+    "ignore:most of these rows",
+    "ignore:rank=",
+    "ignore:n − p",
+    "ignore:.*accurate",
+    "ignore:the sketch may",
 )
 X, Y = regression(240)
 CUTS = (0, 1, 41, 100, 239, 240)  # one row, fewer than p, more
@@ -95,6 +100,22 @@ def test_bands_that_are_merged_are_one_fit(engine, hidden, cut):
     assert alike(first.merge(second), whole)
     np.testing.assert_array_equal(second.predict(X[:5]).upper, before)  # the other stays as it is
     assert second.n_rows_ == 240 - cut
+
+
+def test_rows_that_are_there_already_are_told():
+    band = made(Exact()).fit(X[:100], Y[:100], progress=False)
+    with pytest.warns(DeltabandWarning, match="most of these rows have been fitted to already"):
+        band.merge(band)
+    assert band.n_rows_ == 200
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        band.merge(made(Exact()).fit(X[100:], Y[100:], progress=False))
+    # rows that repeat one another anyway are none that were read twice
+    few = torch.arange(3.0, dtype=torch.float64).repeat(50)[:, None].expand(-1, 3).contiguous()
+    one, other = (made(Exact()).fit(few, few[:, 0], progress=False) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one.merge(other)
 
 
 def test_merging_is_the_same_in_either_order():

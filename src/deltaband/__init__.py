@@ -15,6 +15,7 @@ from .covariance import (
 )
 from .intervals import PredictionIntervals
 from .result import ClassIntervals, Intervals
+from .team import TeamError
 from .warning import DeltabandWarning
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "PredictionIntervals",
     "RandomProjection",
     "RobustFrequentDirections",
+    "TeamError",
 ]

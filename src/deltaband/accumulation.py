@@ -168,6 +168,10 @@ class Accumulation:
         m, p = self.network.n_outputs, self.network.n_parameters
         return self.engine.add_up(total, n_rows * m, p)
 
+    @property
+    def hashes(self) -> np.ndarray:  # (n,)
+        return self._trace.hashes()
+
     def shares_rows(self, hashes: np.ndarray) -> bool:
         """Whether more of these rows have been taken in than there are equal rows anyway."""
         if len(hashes) == 0 or self.count == 0:

@@ -164,6 +164,8 @@ class PredictionIntervals(Band):
         """Add the training rows of another band, fitted elsewhere with the same options to the same network."""
         growth.check_alike(self, other)
         mine, theirs = (growth.resumed(band, band._fitted()) for band in (self, other))
+        if mine[0].rows.shares_rows(theirs[0].rows.hashes):
+            _warn(["most of these rows have been fitted to already, and count twice now: merge bands of other rows"])
         with FINISHING:
             self._take_over(growth.merged(mine, theirs))
         return self
