@@ -17,8 +17,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m deltaband.demo
 
+# Two processes, each with whole files, which share costly fixtures.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 .venv/integration: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integration]'
