@@ -53,10 +53,14 @@ def save(
     size, path = _size(tensors, metadata), Path(path)
     if path.parent.is_dir() and (free := shutil.disk_usage(path.parent).free) < size:
         raise OSError(errno.ENOSPC, f"{path} would take {size / 1e6:.4g} MB, and {free / 1e6:.4g} MB are free there")
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with atomic(path, overwrite=overwrite) as temporary:
-        save_file(tensors, temporary, metadata | {"digest": _digest(tensors, metadata)})
+        try:
+            save_file(tensors, temporary, metadata | {"digest": _digest(tensors, metadata)})
+        except SafetensorError as error:  # also what the disk says
+            raise OSError(f"{path} could not be written: {error}") from error
 
 
 def size(band: Band, *, weights: bool = False, sample: bool = False) -> int:
