@@ -1,4 +1,4 @@
-"""The same numbers from the same data: in another process bit for bit, in other batches or with more threads to rounding."""
+"""The same data give the same numbers: in another process bit for bit, in other batches or threads to rounding."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Data that break off: the error is the user's own or names the row, and band, calibration and model stay as they were."""
+"""Data that break off: the error is the user's own or names the row; band, calibration and model stay as they were."""
 
 import copy
 
@@ -18,7 +18,7 @@ HELD_OUT = regression(60, seed=5)
 ASKED = regression(9, seed=7)[0]
 
 
-class Lost(Exception):
+class LostError(Exception):
     """Of the user's own."""
 
 
@@ -98,7 +98,7 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(
-    "wrong", [Lost("the disk is gone"), KeyboardInterrupt(), SystemExit(3), MemoryError("full")], ids=repr
+    "wrong", [LostError("the disk is gone"), KeyboardInterrupt(), SystemExit(3), MemoryError("full")], ids=repr
 )
 @pytest.mark.parametrize("at", [0, 60])
 def test_what_a_loader_raises_comes_through_and_changes_nothing(step, wrong, at):
@@ -115,8 +115,8 @@ def test_what_a_loader_raises_comes_through_and_changes_nothing(step, wrong, at)
 @pytest.mark.parametrize("engine", ["auto", Exact(), Nystrom(20), RandomProjection(10)], ids=repr)
 def test_a_loader_that_breaks_once_can_be_read_again(engine):
     band, whole = (PredictionIntervals(mlp(), damping=0.5, covariance=engine) for _ in range(2))
-    with pytest.raises(Lost):
-        band.fit(batches(Lost()), progress=False)
+    with pytest.raises(LostError):
+        band.fit(batches(LostError()), progress=False)
     assert "not fitted" in repr(band)
     assert answers(band.fit(batches(), progress=False)) == answers(whole.fit(batches(), progress=False))
 
@@ -196,7 +196,7 @@ def test_a_classifier_keeps_its_fit_too(gram):
 
     def breaking():
         yield x[:50], y[:50]
-        raise Lost
+        raise LostError
 
     class Breaking:
         def __iter__(self):
@@ -208,7 +208,7 @@ def test_a_classifier_keeps_its_fit_too(gram):
     ):
         with pytest.raises(ValueError, match=message):
             band.fit(data, progress=False)
-    with pytest.raises(Lost):
+    with pytest.raises(LostError):
         band.fit(Breaking(), progress=False)
     after = band.predict(ASKED)
     for one, other in zip((*before.log_odds, *before.probability), (*after.log_odds, *after.probability), strict=True):

@@ -1,4 +1,4 @@
-"""No file runs code, and the command line imports what the user named and what is installed, nothing that lies about."""
+"""No file runs code, and the command line imports what the user named and what is installed, nothing else."""
 
 import json
 import pickle
