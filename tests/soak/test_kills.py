@@ -31,7 +31,7 @@ from deltaband import Exact, PredictionIntervals
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork and SIGKILL")
 KILLS = 20  # of each operation
 # What a writer that is killed may leave behind: ours, which is empty, and the one that safetensors writes to.
-LEFT = (re.compile(r"\.y\.[0-9a-f]{12}\.band"), re.compile(r"\.tmp\w+"))
+LEFT = (re.compile(r"\.\w+\.[0-9a-f]{12}\.\w+"), re.compile(r"\.tmp\w+"))
 ASKED = torch.linspace(-1, 1, 40).reshape(20, 2)
 
 
@@ -41,6 +41,7 @@ class Case(NamedTuple):
     prepare: Callable[[], killed.Operation]
     make: Callable[[Path], None]  # what it needs there
     hidden: int  # of the network that the band is for
+    between: frozenset[str] = frozenset()  # files that the next run goes on from, and removes at its end
 
 
 def arrays(folder: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_kill_at_any_moment_leaves_whole_files(name, tmp_path, monkeypatch):
     case.make(tmp_path)
     run(case, tmp_path)  # imports what is left to import
     new = answers(case, tmp_path, monkeypatch)
-    seconds = min(run(case, tmp_path)[1] for _ in range(3))
+    seconds = run(case, tmp_path)[1]
     assert answers(case, tmp_path, monkeypatch) == new
 
     with monkeypatch.context() as within:
@@ -141,21 +142,23 @@ def test_a_kill_at_any_moment_leaves_whole_files(name, tmp_path, monkeypatch):
     shutil.copy(tmp_path / "y.band", tmp_path / "before.copy")
     files, seen = content(tmp_path), Counter()
     for _ in range(KILLS):
-        done, _ = run(case, tmp_path, moments.uniform(0, 1.3 * seconds))
+        done, _ = run(case, tmp_path, moments.uniform(0, 1.1) * seconds)
         after, found = content(tmp_path), answers(case, tmp_path, monkeypatch)
         left = after.keys() - files.keys()
         assert found in (old, new)
         assert {file: after[file] for file in files} == files
+        left -= case.between
         assert all(sum(bool(pattern.fullmatch(file)) for file in left) <= 1 for pattern in LEFT), left
         assert all(any(pattern.fullmatch(file) for pattern in LEFT) for file in left), left
         seen.update(
             {"within": not done, "after its end": done, "new file": found == new, "temporary file left": bool(left)}
         )
-        assert run(case, tmp_path)[0]  # with all that was left behind
+        whole, seconds = run(case, tmp_path)  # with all that was left behind; as fast as the machine is now
+        assert whole
         assert answers(case, tmp_path, monkeypatch) == new
         assert content(tmp_path).keys() - files.keys() == left
         for file in left:
             (tmp_path / file).unlink()
         shutil.copy(tmp_path / "before.copy", tmp_path / "y.band")
-    print(f"{name}: {KILLS} kills in {seconds:.3f} s of work, seed {seed}: {dict(seen)}")
-    assert seen["within"] >= KILLS // 2
+    print(f"{name}: {KILLS} kills in about {seconds:.2g} s of work, seed {seed}: {dict(seen)}")
+    assert seen["within"] >= KILLS // 4
