@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-integration test-browser test-wheel docs check format lint type bench clean
+.PHONY: setup demo test soak test-integration test-browser test-wheel docs check format lint type bench clean
 
 setup: $(READY)
 
@@ -17,8 +17,13 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m deltaband.demo
 
+# Two processes, each with whole files, which share costly fixtures.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# Figures are shown for tests that pass, too.
+soak: $(READY)
+	$(BIN)/python -m pytest tests/soak -rP
 
 .venv/integration: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integration]'

@@ -451,7 +451,7 @@ def test_a_full_disk_ends_no_fit(path, monkeypatch):
     whole = made().fit(loader(), progress=False)
     kept = ended(made(), path, 6)
 
-    def full(*args):
+    def full(*args, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(artefact, "write", full)

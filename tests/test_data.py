@@ -70,7 +70,7 @@ def test_the_number_of_rows_is_known_where_it_can_be(loader, n):
         assert len(collect(batches)[0]) == n
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.float16, bool, ">f8", np.longdouble])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.float16, bool, ">f8", np.longdouble, ">g"])
 def test_arrays_of_any_number_type_are_read(dtype):
     values = np.array([[1, 0], [0, 1]], dtype=dtype)
     assert Inputs.of(values).tensors[0].shape == (2, 2)

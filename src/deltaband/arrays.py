@@ -31,7 +31,7 @@ def from_numpy(array: np.ndarray, what: str) -> Tensor:
         raise TypeError(f"{what} must not be masked: remove the masked rows first")
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{what} must be numbers, got an array of dtype {array.dtype}; try .astype(float)")
-    if array.dtype == np.longdouble and array.dtype.itemsize > 8:
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # of either byte order
         array = array.astype(np.float64)
     if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
         array = np.array(array, dtype=array.dtype.newbyteorder("="))

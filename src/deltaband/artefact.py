@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import __version__
+from .atomic import atomic
 
 FORMAT = 1
 
@@ -23,12 +24,29 @@ class ArtefactError(ValueError):
     """A file that is no band or checkpoint, is damaged, or does not belong to the model."""
 
 
-def write(path: Path, tensors: dict[str, Tensor], texts: Mapping[str, str]) -> None:
-    """Into a file that nobody reads yet: `atomic` puts it in its place."""
+def write(
+    path: Path,
+    tensors: dict[str, Tensor],
+    texts: Mapping[str, str],
+    *,
+    overwrite: bool = True,
+    previous: Path | None = None,
+) -> None:
+    """The whole file or an OSError, and nothing has changed; the file that was there becomes the `previous` one."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    needed = size(tensors, texts)
+    if path.parent.is_dir() and (free := shutil.disk_usage(path.parent).free) < needed:
+        raise OSError(errno.ENOSPC, f"{path} would take {needed / 1e6:.4g} MB, and {free / 1e6:.4g} MB are free there")
     metadata = {"format": str(FORMAT), "deltaband": __version__, "torch": torch.__version__, **texts}
-    save_file(tensors, path, metadata | {"digest": digest(tensors, metadata)})
+    with atomic(path, overwrite=overwrite) as temporary:
+        try:
+            save_file(tensors, temporary, metadata | {"digest": digest(tensors, metadata)})
+        except SafetensorError as error:  # also what the disk says
+            raise OSError(f"{path} could not be written: {error}") from error
+        if previous is not None and path.exists():
+            path.replace(previous)
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -55,12 +73,6 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     except (SafetensorError, ValueError, OverflowError, RuntimeError, TypeError) as error:
         raise ArtefactError(f"{path} is no {kind} of deltaband's, or a damaged one: {error}") from error
     return tensors, metadata
-
-
-def check_room(path: Path, size: int) -> None:
-    """An OSError if the disk has no room for so many bytes."""
-    if path.parent.is_dir() and (free := shutil.disk_usage(path.parent).free) < size:
-        raise OSError(errno.ENOSPC, f"{path} would take {size / 1e6:.4g} MB, and {free / 1e6:.4g} MB are free there")
 
 
 def size(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from . import artefact
 from .accumulation import Accumulation
 from .artefact import ArtefactError
-from .atomic import atomic, writable
+from .atomic import writable
 from .data import Batches
 from .encoding import Decoder, Encoder
 from .fitted import Fit
@@ -131,11 +131,7 @@ class Checkpoint:
             "checkpoint": artefact.as_json(self._about()),
             "tree": artefact.as_json({"dict": [[name, each] for name, each in tree.items()]}),
         }
-        artefact.check_room(self.path, artefact.size(encode.tensors, texts))
-        with atomic(self.path) as temporary:
-            artefact.write(temporary, encode.tensors, texts)
-            if self.path.exists():
-                self.path.replace(self._previous)
+        artefact.write(self.path, encode.tensors, texts, previous=self._previous)
 
     def remove(self) -> None:
         """The newest one last."""

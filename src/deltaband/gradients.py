@@ -135,7 +135,7 @@ class Network:
         def pack(tensor: Tensor) -> Tensor:
             nonlocal remembered
             remembered += 0 if tensor.data_ptr() in weights else tensor.nbytes
-            return tensor
+            return tensor.detach()  # an output would hold the graph that holds it, for ever
 
         def weigh(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from . import artefact
 from .artefact import ArtefactError
-from .atomic import atomic
 from .band import Band
 from .classification import ClassificationIntervals
 from .encoding import Decoder, Encoder
@@ -46,10 +45,7 @@ def save(
     `error_report` compares with; `notes` are short texts of the caller's.
     """
     tensors, metadata = _packed(band, weights, sample, notes or {})
-    path = Path(path)
-    artefact.check_room(path, artefact.size(tensors, metadata))
-    with atomic(path, overwrite=overwrite) as temporary:
-        artefact.write(temporary, tensors, metadata)
+    artefact.write(Path(path), tensors, metadata, overwrite=overwrite)
 
 
 def size(band: Band, *, weights: bool = False, sample: bool = False) -> int:

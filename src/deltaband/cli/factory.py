@@ -6,7 +6,8 @@ import importlib
 import inspect
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,29 @@ HOW = "MODEL must be package.module:factory, or a .pt2 file of torch.export"
 def network(model: str, weights: Path | None = None, trust: bool = False) -> nn.Module:
     """A module in eval mode. Nothing is imported but what `model` names."""
     with quiet():
-        made = _exported(Path(model), trust) if model.endswith(".pt2") else _made(model)
+        if model.endswith(".pt2"):
+            made = _exported(Path(model), trust)
+        else:
+            with _here_first():
+                made = _made(model)
     if weights is not None:
         fill(made, read_weights(weights), str(weights))
     return made
+
+
+@contextmanager
+def _here_first() -> Iterator[None]:
+    """The current folder comes before all others for the user's code, as with `python -m`, and behind them afterwards:
+    what is imported here later is what is installed."""
+    here = str(Path.cwd())
+    if here in sys.path[:-1]:  # where the user has put it
+        yield
+        return
+    sys.path[:] = [here, *(each for each in sys.path if each != here)]
+    try:
+        yield
+    finally:
+        sys.path[:] = [*(each for each in sys.path if each != here), here]
 
 
 def _made(model: str) -> nn.Module:
@@ -47,9 +67,6 @@ def _made(model: str) -> nn.Module:
 
 
 def _imported(name: str) -> Any:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` does; it stays, for what a factory imports when it is called
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
