@@ -1,8 +1,9 @@
 """What the documents say is tried: Python blocks run, commands exist, links lead somewhere, the reference is complete.
 
 Every fenced block has a language. `python` is run, block after block of one document in one namespace; with the tag
-`integration` only by `make test-integration`, with the tag `torchrun` by test_distributed.py. `text printed` is what the
-Python block before it prints, numbers within some per cent. `bash` and `console` are commands, checked as `documents.PROGRAMS` says. `text` is anything else.
+`integration` only by `make test-integration`, with the tag `torchrun` by test_distributed.py. `text printed` is what
+the Python block before it prints, numbers within some per cent. `bash` and `console` are commands, checked as
+`documents.PROGRAMS` says. `text` is anything else.
 """
 
 import inspect

@@ -46,10 +46,26 @@ def public():
     shutil.rmtree(folder)
 
 
-def told(code, folder, before=()):
+CHECKPOINT = """
+import deltaband.gradients
+deltaband.gradients.CHUNK_ROWS_AT_MOST = 100
+again = PredictionIntervals(mlp(hidden=80), damping=1.0)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    try:
+        again.fit(*regression(400), checkpoint=f"{folder}/fit.ckpt", every=0, progress=False)
+        assert abs(again.predict(regression(9)[0]).upper - new.predict(regression(9)[0]).upper).max() < 1e-9
+        print("fitted", *(each.message for each in said), sep="|")
+    except OSError as error:
+        print("refused", type(error).__name__, error, sep="|")
+assert os.listdir(folder) == ["x.band"], os.listdir(folder)
+"""
+
+
+def told(code, folder, before=(), tried=TRIED):
     """What each attempt was told, of a process that lives through it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [*before, sys.executable, "-c", MADE + code + TRIED, str(folder)]
+    command = [*before, sys.executable, "-c", MADE + code + tried, str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return [line.split("|") for line in done.stdout.splitlines()]
@@ -62,6 +78,19 @@ def test_a_write_that_ends_in_the_middle_leaves_the_old_file(tmp_path):
         assert line[1] == "OSError"
         assert ".band could not be written: " in line[3]
         assert "File too large" in line[3]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_no_fit(tmp_path):
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+    (line,) = told(limit, tmp_path, tried=CHECKPOINT)
+    assert line[0] == "fitted"
+    assert [each for each in line if "was not written at row" in each and "File too large" in each]
+
+
+def test_a_checkpoint_in_a_folder_that_is_read_only_is_refused_before_the_work(public):
+    code = "os.chmod(folder, 0o555)\nif os.getuid() == 0: os.setresuid(65534, 65534, 65534)\n"
+    (line,) = told(code, public, tried=CHECKPOINT)
+    assert line[:2] == ["refused", "PermissionError"]
 
 
 def test_a_disk_that_fills_up_leaves_the_old_file(public):

@@ -102,6 +102,19 @@ def test_bands_that_are_merged_are_one_fit(engine, hidden, cut):
     assert second.n_rows_ == 240 - cut
 
 
+def test_a_warning_that_is_an_error_changes_nothing():
+    band = made(Exact()).fit(X[:100], Y[:100], progress=False).calibrate(X[100:160], Y[100:160])
+    before = band.predict(X[:9]).upper
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DeltabandWarning, match="end the calibration"):
+            band.partial_fit(X[160:], Y[160:])
+        with pytest.raises(DeltabandWarning, match="end the calibration"):
+            band.merge(made(Exact()).fit(X[160:], Y[160:], progress=False))
+    np.testing.assert_array_equal(band.predict(X[:9]).upper, before)
+    assert band.n_rows_ == 100
+
+
 def test_rows_that_are_there_already_are_told():
     band = made(Exact()).fit(X[:100], Y[:100], progress=False)
     with pytest.warns(DeltabandWarning, match="most of these rows have been fitted to already"):

@@ -24,7 +24,7 @@ class Growing(NamedTuple):
 def taken_in(
     band: Band, growing: Sequence[Growing], data: Any, y: Any, in_all: int | None, progress: bool
 ) -> tuple[Growing, ...]:
-    """The rows so far and these. What was there is changed only at the end, when nothing can go wrong any more."""
+    """These rows, to be merged with those so far."""
     batches = band._read(data, y)
     groups, batches = band._look(batches)
     if band._engine is not None and not growing:
@@ -39,12 +39,17 @@ def taken_in(
             rows, batches = fitting.begun(network, batches, band._engine, band._damping, memory, progress, in_all)
         rows.take(batches, partial(band._squares, outputs), progress)
         new.append(Growing(rows, outputs))
-    return merged(growing, new) if growing else tuple(new)
+    return tuple(new)
+
+
+def check(growing: Sequence[Growing], others: Sequence[Growing]) -> None:
+    """Whether they can be merged."""
+    for mine, theirs in zip(growing, others, strict=True):
+        mine.rows.check(theirs.rows)
 
 
 def merged(growing: Sequence[Growing], others: Sequence[Growing]) -> tuple[Growing, ...]:
-    for mine, theirs in zip(growing, others, strict=True):
-        mine.rows.check(theirs.rows)
+    """The first of them is changed: all that can go wrong has been checked."""
     for mine, theirs in zip(growing, others, strict=True):
         mine.rows.merge(theirs.rows)
     return tuple(growing)

@@ -156,8 +156,7 @@ class PredictionIntervals(Band):
         """
         with FINISHING:
             growing = self._growing or (growth.resumed(self, self._fits) if self._fits else ())
-            grown = growth.taken_in(self, growing, data, y, n_rows, progress)
-            self._take_over(grown)
+            self._take_in(growing, growth.taken_in(self, growing, data, y, n_rows, progress))
         return self
 
     def merge(self, other: PredictionIntervals) -> PredictionIntervals:
@@ -167,13 +166,16 @@ class PredictionIntervals(Band):
         if mine[0].rows.shares_rows(theirs[0].rows.hashes):
             _warn(["most of these rows have been fitted to already, and count twice now: merge bands of other rows"])
         with FINISHING:
-            self._take_over(growth.merged(mine, theirs))
+            self._take_in(mine, theirs)
         return self
 
-    def _take_over(self, grown: tuple[growth.Growing, ...]) -> None:
-        ended, self._growing, self._calibration = self._calibration, grown, None
-        if ended is not None:
+    def _take_in(self, growing: tuple[growth.Growing, ...], new: tuple[growth.Growing, ...]) -> None:
+        if growing:
+            growth.check(growing, new)
+        if self._calibration is not None:  # which may be an error: then nothing has changed
             _warn(["new training rows end the calibration, which was for the band without them: calibrate again"])
+        self._growing = growth.merged(growing, new) if growing else new
+        self._calibration = None
 
     def _fitted(self) -> tuple[Fit, ...]:
         with FINISHING:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from deltaband import Exact, PredictionIntervals
+import deltaband.gradients
+from deltaband import Exact, ImportantDirections, PredictionIntervals
 from deltaband.cli import main
 
 Operation = Callable[[], object]
@@ -31,6 +32,16 @@ def fit() -> Operation:
     loader = DataLoader(TensorDataset(rows[:, :2], rows[:, 2]), batch_size=200)
     band = PredictionIntervals(model, damping=1.0, covariance=Exact())
     return lambda: band.fit(loader, progress=False).save("y.band")
+
+
+def checkpoint() -> Operation:
+    """Some forty checkpoints, and a band."""
+    deltaband.gradients.CHUNK_ROWS_AT_MOST = 75
+    rows = torch.tensor(np.load("train.npy", mmap_mode="r"))
+    loader = DataLoader(TensorDataset(rows[:, :2], rows[:, 2]), batch_size=200, shuffle=True)
+    band = PredictionIntervals(network(100), damping=1.0, covariance=ImportantDirections(50))
+    torch.manual_seed(0)
+    return lambda: band.fit(loader, checkpoint="fit.ckpt", every=0, progress=False).save("y.band")
 
 
 def save() -> Operation:

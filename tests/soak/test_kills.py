@@ -70,6 +70,7 @@ def tables(folder: Path) -> None:
 
 CASES = {
     "fit": Case(killed.fit, arrays, 100),
+    "fit with checkpoints": Case(killed.checkpoint, arrays, 100, frozenset({"fit.ckpt", "fit.ckpt.previous"})),
     "save": Case(killed.save, a_band, 250),
     "deltaband fit": Case(killed.command, tables, 8),
 }
