@@ -81,7 +81,7 @@ def test_a_write_that_ends_in_the_middle_leaves_the_old_file(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_no_fit(tmp_path):
-    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))\n"
     (line,) = told(limit, tmp_path, tried=CHECKPOINT)
     assert line[0] == "fitted"
     assert [each for each in line if "was not written at row" in each and "File too large" in each]
