@@ -47,8 +47,8 @@ def public():
 
 
 CHECKPOINT = """
-import deltaband.gradients
-deltaband.gradients.CHUNK_ROWS_AT_MOST = 100
+import deltaband.accumulation, deltaband.gradients
+deltaband.gradients.CHUNK_ROWS_AT_MOST = deltaband.accumulation.PRODUCT_ROWS = 100
 again = PredictionIntervals(mlp(hidden=80), damping=1.0)
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
