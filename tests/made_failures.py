@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -45,17 +46,32 @@ def main(rank, size, folder, case):
     if case == "weights" and rank == 1:
         with torch.no_grad():
             model[2].bias += 1e-6
-    band = PredictionIntervals(model, weight_decay=1e-3 if case == "options" and rank else 1e-2)
+    options = {"output": lambda y: y} if case == "function" else {}
+    band = PredictionIntervals(model, weight_decay=1e-3 if case == "options" and rank else 1e-2, **options)
     band.fit(X[:50], Y[:50], progress=False)
     before = answers(band)
     data = rows(case, rank)
     if case == "sampler":
         pairs = TensorDataset(X, Y)
         data = DataLoader(pairs, 16, sampler=DistributedSampler(pairs, 3 if rank else 2, rank))
+    if case == "seeds":
+        pairs = TensorDataset(X, Y)
+        data = DataLoader(pairs, 16, sampler=DistributedSampler(pairs, size, rank, seed=rank))
     if case == "nothing":
         data = []
+    if case == "function" and rank == 1:
+        band = PredictionIntervals(model, weight_decay=1e-2, output=lambda y: 2 * y).fit(X[:50], Y[:50], progress=False)
+        before = answers(band)
+    given, n_rows = (data,), None if case in ("sampler", "seeds", "nothing", "arrays", "repeats") else 100
+    if case == "arrays":
+        x = X.clone()
+        x[70] = float("nan") if rank == 1 else 0.0
+        given = (x, Y)
+    if case == "repeats":
+        warnings.simplefilter("error")
+        given = (X[100 * rank : 100 * rank + 120], Y[100 * rank : 100 * rank + 120])
     try:
-        band.fit(data, n_rows=None if case in ("sampler", "nothing") else 100, distributed=True, progress=False)
+        band.fit(*given, n_rows=n_rows, distributed=True, progress=False)
         print("no error")
     except Exception as error:
         print(f"{type(error).__name__}: {error}")

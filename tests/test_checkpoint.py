@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from conftest import mlp, regression
 from safetensors import safe_open
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from deltaband import (
     ArtefactError,
@@ -31,6 +32,7 @@ from deltaband import (
 )
 from deltaband.covariance import Problem
 from deltaband.covariance.directions import magnitude
+from deltaband.trace import RowTrace
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the network has p", "ignore:rank=", "ignore:n − p", "ignore:.*accurate", "ignore:the sketch may"
@@ -138,19 +140,13 @@ def test_it_may_be_ended_again_and_again(path):
     assert identical(band, made(ImportantDirections(10)).fit(loader(), progress=False))
 
 
-def test_rows_that_were_taken_in_are_not_computed_again(path, monkeypatch):
-    computed = []
-
-    class Counted(nn.Sequential):
-        def forward(self, x):
-            computed.append(len(x))
-            return super().forward(x)
-
-    model = Counted(*mlp())
-    ended(made(model=model), path, after=19)
-    before, computed[:] = sum(computed), []
-    made(model=model).fit(loader(), checkpoint=path, progress=False)
-    assert sum(computed) < before / 2
+def test_rows_that_were_taken_in_are_not_taken_in_again(path, monkeypatch):
+    taken, update = [], RowTrace.update
+    monkeypatch.setattr(RowTrace, "update", lambda self, x, y: taken.append(len(x)) or update(self, x, y))
+    assert ended(made(), path, after=19) == 176
+    taken.clear()
+    made().fit(loader(), checkpoint=path, progress=False)
+    assert sum(taken) == N - 176
 
 
 @pytest.mark.parametrize("options", [{"outputs": [2, 0]}, {"gram": "own"}, {"parameters": ["2.*"]}])
@@ -249,6 +245,33 @@ def test_a_random_order_is_had_again(generators, engine, path):
     assert identical(made(engine).fit(after, checkpoint=path, progress=False), whole)
 
 
+def test_the_order_of_batches_that_a_sampler_makes(path):
+    def batches(after=None):
+        sampler = BatchSampler(RandomSampler(X, generator=torch.Generator().manual_seed(4)), 10, False)
+        return loader(after, sampler=sampler, batch_size=None)
+
+    whole = made(ImportantDirections(10), damping=1.0).fit(batches(), n_rows=N, progress=False)
+    with pytest.raises(EndedError):
+        made(ImportantDirections(10), damping=1.0).fit(batches(12), n_rows=N, checkpoint=path, every=0, progress=False)
+    again = batches()
+    again.sampler.sampler.generator.manual_seed(5)
+    band = made(ImportantDirections(10), damping=1.0).fit(again, n_rows=N, checkpoint=path, progress=False)
+    assert identical(band, whole)
+
+
+def test_workers_that_stay(path):
+    def workers(after=None):
+        torch.manual_seed(5)
+        return loader(after, 2, shuffle=True, num_workers=1, persistent_workers=True)
+
+    rows = workers(12)
+    with pytest.raises(EndedError):
+        made(Nystrom(30)).fit(rows, checkpoint=path, every=0, progress=False)
+    assert rows_in(path) >= 96
+    band = made(Nystrom(30)).fit(workers(), checkpoint=path, progress=False)
+    assert band.n_rows_ == N
+
+
 def test_an_order_that_cannot_be_had_again_is_refused(path):
     class Wild(torch.utils.data.Sampler):
         def __len__(self):
@@ -292,6 +315,43 @@ def test_another_model_or_engine_is_refused(band, words, path):
     with pytest.raises(ArtefactError, match=f"{words}.*delete the file to begin anew"):
         band().fit(loader(), checkpoint=path, every=0, progress=False)
     assert path.read_bytes() == before
+
+
+def test_what_is_neither_weights_nor_options_is_told_by_the_answers(path):
+    def leaky(slope):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(slope), nn.Linear(8, 1)).double()
+
+    ended(made(model=leaky(0.01)), path)
+    with pytest.raises(ArtefactError, match="another network: for the first rows this one returns other numbers"):
+        made(model=leaky(0.5)).fit(loader(), checkpoint=path, progress=False)
+    path.unlink()
+    path.with_name("fit.ckpt.previous").unlink()
+    ended(made(weight_decay=1e-2, output=lambda y: y), path)
+    with pytest.raises(ArtefactError, match="another network"):
+        made(weight_decay=1e-2, output=lambda y: 5 * y).fit(loader(), checkpoint=path, progress=False)
+
+
+class Picked:
+    def __call__(self, y):
+        return y
+
+
+@pytest.mark.parametrize("output", [Picked, lambda: partial(lambda y, times: times * y, times=1)])
+def test_functions_that_have_no_name(output, path):
+    ended(made(weight_decay=1e-2, output=output()), path)
+    band = made(weight_decay=1e-2, output=output()).fit(loader(), checkpoint=path, progress=False)
+    assert identical(band, made().fit(loader(), progress=False))
+
+
+def test_a_score_of_ones_own(path):
+    def own(d, damping):
+        return d**2
+
+    whole = made(ImportantDirections(10, score=own)).fit(loader(), progress=False)
+    ended(made(ImportantDirections(10, score=own)), path)
+    band = made(ImportantDirections(10, score=own)).fit(loader(), checkpoint=path, progress=False)
+    assert identical(band, whole)
 
 
 def test_settings_of_an_engine_are_part_of_it(path):
@@ -402,17 +462,37 @@ def test_a_file_that_is_not_there_falls_back_too(path):
     assert not list(path.parent.iterdir())
 
 
+def test_a_damaged_file_does_not_take_the_place_of_the_one_before(path):
+    ended(made(), path)
+    previous = path.with_name("fit.ckpt.previous")
+    good = previous.read_bytes()
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.warns(DeltabandWarning, match="damaged"), pytest.raises(EndedError):
+        made().fit(loader(12), checkpoint=path, every=1e9, progress=False)
+    assert previous.read_bytes() == good
+    with pytest.warns(DeltabandWarning, match="damaged"):
+        ended(made(), path, 13)
+    assert rows_in(path) == 128
+    assert rows_in(previous) == 112
+
+
+def test_another_file_beside_the_one_before_is_refused_and_stays(path):
+    ended(made(), path)
+    path.write_text("a table, in place of the checkpoint: 1, 2, 3")
+    with pytest.raises(ArtefactError, match="no checkpoint of deltaband's"):
+        made().fit(loader(), checkpoint=path, every=0, progress=False)
+    assert path.read_text().startswith("a table")
+
+
 def test_where_both_are_damaged_nothing_is_overwritten(path):
     ended(made(), path)
     previous = path.with_name("fit.ckpt.previous")
     for each in (path, previous):
-        each.write_bytes(b"damaged")
-    with (
-        pytest.warns(DeltabandWarning, match="damaged"),
-        pytest.raises(ArtefactError, match=r"previous is no checkpoint of deltaband's.*delete it to begin anew"),
-    ):
+        each.write_bytes(each.read_bytes()[:100])
+    before = path.read_bytes(), previous.read_bytes()
+    with pytest.raises(ArtefactError, match=r"previous is no checkpoint of deltaband's, or a damaged one"):
         made().fit(loader(), checkpoint=path, every=0, progress=False)
-    assert path.read_bytes() == previous.read_bytes() == b"damaged"
+    assert (path.read_bytes(), previous.read_bytes()) == before
 
 
 def test_files_that_are_something_else_are_refused_and_stay(path):

@@ -147,6 +147,10 @@ def test_rows_that_every_process_has_read_are_told(found):
         ),
         ("options", "ValueError: processes 0 and 1 have different weight_decay", "different weight_decay"),
         ("sampler", "ValueError: the DistributedSampler is for process 1 of 3", "TeamError: process 1 of 2"),
+        ("seeds", "ValueError: processes 0 and 1 have different DistributedSamplers, in their seed", "in their seed"),
+        ("function", "ValueError: the network of process 1 does not return", "TeamError: process 1 of 2 has failed"),
+        ("arrays", "ValueError: inputs hold NaN in row 70", "TeamError: process 1 of 2 has failed.*row 70"),
+        ("repeats", "DeltabandWarning: process 1 has read rows", "DeltabandWarning: process 1 has read rows"),
         ("nothing", "ValueError: the training data are empty", "ValueError: the training data are empty"),
     ],
 )

@@ -102,6 +102,16 @@ def test_bands_that_are_merged_are_one_fit(engine, hidden, cut):
     assert second.n_rows_ == 240 - cut
 
 
+def test_networks_that_return_other_numbers_are_not_merged():
+    def leaky(slope, rows):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(slope), nn.Linear(8, 1)).double()
+        return PredictionIntervals(model, damping=1.0).fit(X[rows], Y[rows], progress=False)
+
+    with pytest.raises(ValueError, match="the same weights, but do not return the same"):
+        leaky(0.01, slice(100)).merge(leaky(0.5, slice(100, 240)))
+
+
 def test_a_warning_that_is_an_error_changes_nothing():
     band = made(Exact()).fit(X[:100], Y[:100], progress=False).calibrate(X[100:160], Y[100:160])
     before = band.predict(X[:9]).upper

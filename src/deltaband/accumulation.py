@@ -27,7 +27,7 @@ from .trace import RowTrace, Sample, pair_hashes, share_by_chance
 from .twin import fingerprint, plain_autograd
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, in one question
-REPEATS = 0.5  # of the rows: so many equal ones are no accident
+REPEATS = 0.01  # of the rows: more equal ones, and more than there are anyway, are no accident
 LEVERAGES = 512  # training rows whose leverages new rows are compared with
 
 Squares = Callable[[Tensor, Tensor, int], Tensor]  # outputs (b, m), targets, outputs returned -> squares (b, m)
@@ -110,10 +110,13 @@ class Accumulation:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], network: Network, seed: int | None = None) -> Accumulation:
-        """What was under way, for a network of the same weights. With a seed it keeps other rows in mind than others
-        that begin in the same state."""
+    def from_state(
+        cls, state: dict[str, Any], network: Network, engine: Engine | None, seed: int | None = None
+    ) -> Accumulation:
+        """What was under way, for a network of the same weights and the engine that the user has given, if any: no file
+        holds its functions. With a seed it keeps other rows in mind than others that begin in the same state."""
         option, layers = state["option"], state["layers"]
+        option = option if engine is None else replace(option, engine=engine)
         network.layers = None if state["by_rows"] else layers
         network.n_outputs, network.n_returned = state["n_outputs"], state["n_returned"]
         made = cls(network, layers, option.engine, option, state["memory"], state["weights"], seed or 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from . import artefact
 from .accumulation import Accumulation
@@ -20,6 +21,7 @@ from .data import Batches
 from .encoding import Decoder, Encoder
 from .fitted import Fit
 from .gradients import Network
+from .inputs import Inputs
 from .order import Order, Ordered
 from .twin import fingerprint
 from .warning import DeltabandWarning
@@ -37,6 +39,7 @@ class UnderWay(NamedTuple):
     done: tuple[Fit, ...]  # of the outputs before
     rows: dict[str, Any]  # the state of an accumulation
     order: Order
+    answers: tuple[Inputs, Tensor] | None  # some rows, and what the network returns for them
     run: str  # what the files of several processes have in common
 
 
@@ -46,36 +49,42 @@ class Checkpoint:
     def __init__(self, band: Band, path: str | Path, every: float, batches: Batches, process: str = "") -> None:
         if isinstance(every, bool) or not isinstance(every, int | float | np.number) or not 0 <= every < np.inf:
             raise ValueError(f"every must be a number of seconds ≥ 0, got {every!r}")
-        self.path = writable(Path(path))
+        self.path = writable(Path(path).expanduser())
         self.run = ""
         self._process = process
         self._previous = self.path.with_name(self.path.name + ".previous")
-        self._band, self._every, self._n_rows = band, float(every), batches.n_rows
+        self._band, self._every = band, float(every)
         self._wait, self._last = self._every, time.monotonic()
+        self._about = self._described(batches.n_rows)
+        self._answers: tuple[Inputs, Tensor] | None = None
+        self._whole = False  # whether the newest file is known to be
         self._source: Ordered | None = None
         self._seen = np.zeros(0, dtype=np.uint64)  # the hashes of the rows that were taken in
         self._met = 0  # how many of them have come again
 
     def read(self) -> UnderWay | None:
         """What is there; nothing where no file is. An `ArtefactError` where it is of another fit."""
-        existing = [path for path in (self.path, self._previous) if path.exists()]
-        for path in existing:
-            try:
-                tensors, texts = artefact.read(path, "checkpoint")
-            except ArtefactError as error:
-                if path == existing[-1]:
-                    raise ArtefactError(f"{error}; delete it to begin anew") from error
-                warnings.warn(f"{error}; the fit goes on from {self._previous.name}", DeltabandWarning, stacklevel=5)
-                continue
-            self._check(path, json.loads(texts["checkpoint"]))
-            decode = Decoder(tensors, self._network)
-            try:
-                found = decode(json.loads(texts["tree"]))
-                under_way = UnderWay(**found)
-            except Exception as error:
-                raise ArtefactError(f"{path} is no checkpoint that this version understands: {error}") from error
-            return under_way
-        return None
+        if not self.path.exists():
+            return self._read(self._previous) if self._previous.exists() else None
+        try:
+            found = self._read(self.path)
+        except artefact.DamagedError as error:
+            if not self._previous.exists():
+                raise ArtefactError(f"{error}; give another path, or delete the file to begin anew") from error
+            found = self._read(self._previous)
+            warnings.warn(f"{error}; the fit goes on from {self._previous.name}", DeltabandWarning, stacklevel=5)
+            return found
+        self._whole = True
+        return found
+
+    def _read(self, path: Path) -> UnderWay:
+        tensors, texts = artefact.read(path, "checkpoint")
+        self._check(path, json.loads(texts["checkpoint"]))
+        decode = Decoder(tensors, self._network)
+        try:
+            return UnderWay(**decode(json.loads(texts["tree"])))
+        except Exception as error:
+            raise ArtefactError(f"{path} is no checkpoint that this version understands: {error}") from error
 
     def ordered(self, batches: Batches, found: UnderWay | None) -> Batches:
         """The batches in the order that they had, or in one that can be had again."""
@@ -85,6 +94,17 @@ class Checkpoint:
             return batches
         self._source = Ordered(batches.source, None if found is None else found.order)
         return replace(batches, source=self._source)
+
+    def look(self, batches: Batches, found: UnderWay | None) -> Batches:
+        """Whether the network answers as it did; the batches as if nothing had been read."""
+        if found is not None and found.answers is not None and not self._band._answers_like(*found.answers):
+            raise ArtefactError(
+                f"{self.path} is of a fit to another network: for the first rows this one returns other numbers. Give "
+                "what was given before, or delete the file to begin anew"
+            )
+        x, _, batches = batches.peek()
+        self._answers = (x, self._band._answers(x))
+        return batches
 
     def seen(self, first: int, hashes: np.ndarray) -> None:
         """Whether these rows are those that were taken in."""
@@ -108,16 +128,19 @@ class Checkpoint:
         if time.monotonic() - self._last < self._wait:
             return
         start = time.monotonic()
+        self.try_to_write(done, outputs, rows)
+        self._last = time.monotonic()
+        self._wait = max(self._every, (self._last - start) / WRITING) if self._every else 0.0
+
+    def try_to_write(self, done: Sequence[Fit], outputs: tuple[int, ...], rows: Accumulation) -> None:
         try:
             self.write(done, outputs, rows)
         except OSError as error:
             warnings.warn(
                 f"the checkpoint {self.path} was not written at row {rows.count}, and the fit goes on: {error}",
                 DeltabandWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
-        self._last = time.monotonic()
-        self._wait = max(self._every, (self._last - start) / WRITING) if self._every else 0.0
 
     def write(self, done: Sequence[Fit], outputs: tuple[int, ...], rows: Accumulation) -> None:
         encode, fits = Encoder(), []
@@ -126,29 +149,37 @@ class Checkpoint:
             fits.append(encode(fit))
         encode.outputs = outputs
         order = () if self._source is None else self._source.order
-        tree = {"done": {"tuple": fits}, "rows": encode(rows.state()), "order": encode(order), "run": self.run}
+        tree = {
+            "done": {"tuple": fits},
+            "rows": encode(rows.state()),
+            "order": encode(order),
+            "answers": encode(self._answers),
+            "run": self.run,
+        }
         texts = {
-            "checkpoint": artefact.as_json(self._about()),
+            "checkpoint": artefact.as_json(self._about),
             "tree": artefact.as_json({"dict": [[name, each] for name, each in tree.items()]}),
         }
-        artefact.write(self.path, encode.tensors, texts, previous=self._previous)
+        # a damaged file takes nobody's place
+        artefact.write(self.path, encode.tensors, texts, previous=self._previous if self._whole else None)
+        self._whole = True
 
     def remove(self) -> None:
         """The newest one last."""
         self._previous.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
-    def _about(self) -> dict[str, Any]:
+    def _described(self, n_rows: int | None) -> dict[str, Any]:
         """What the fit is to, and how."""
         options = self._band._given()
         return {
             "options": {**options, "process": self._process} if self._process else options,
             "weights": fingerprint(self._band._network().twin),
-            "n_rows": self._n_rows,
+            "n_rows": n_rows,
         }
 
     def _check(self, path: Path, was: dict[str, Any]) -> None:
-        now = self._about()
+        now = self._about
         again = "give what was given before, or delete the file to begin anew"
         for name in {**was["options"], **now["options"]}:
             before, given = was["options"].get(name), now["options"].get(name)

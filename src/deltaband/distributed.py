@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from .data import EMPTY, Batches
 from .encoding import Encoder
 from .fitted import Fit
 from .gradients import Network
+from .order import samplers
 from .team import Team
 from .trace import RowSample
 from .twin import fingerprint
@@ -32,7 +34,7 @@ Groups = list[tuple[int, ...]]
 
 
 def fits(
-    band: Band, batches: Batches, progress: bool, path: str | Path | None, every: float
+    band: Band, read: Callable[[], Batches], progress: bool, path: str | Path | None, every: float
 ) -> tuple[tuple[Fit, ...], Checkpoint | None]:
     """A fit for each of the band's groups of outputs, to the rows of all processes; and the checkpoint, if there is a
     path, of this one."""
@@ -40,18 +42,22 @@ def fits(
     progress = progress and team.rank == 0
     kept = found = None
     with team.step():
-        batches = own_rows(batches, team)
+        batches = own_rows(read(), team)
         if path is not None:
             kept = Checkpoint(band, _own_path(path, team), every, batches, f"{team.rank} of {team.size}")
             found = kept.read()
-    _check_alike(band, team)
+    _check_alike(band, batches, team)
     runs = team.gather(None if found is None else found.run)
-    if len(set(runs)) > 1:  # some were ended before they had begun: nothing is lost but what the others had done
-        found = None
     with team.step():
+        if len(set(runs)) > 1:  # some were ended before they had begun, or their files are gone
+            _warn_of_loss(found is not None, kept)
+            found = None
         batches = batches if kept is None else kept.ordered(batches, found)
         groups, batches = _looked(band, batches)
+        if kept is not None and groups:
+            batches = kept.look(batches, found)
     lead, groups, in_all = _in_common(groups, batches, team)
+    batches = _same_answers(band, batches, lead, team)
     with team.step():
         if band._engine is not None:
             fitting.check(band._engine, batches, band._damping, in_all)
@@ -64,19 +70,20 @@ def fits(
         if kept is not None:
             keep = partial(kept.keep, done, outputs)
         if found is not None and kept is not None:
-            rows, found, seen = Accumulation.from_state(found.rows, network), None, kept.seen
+            rows, found, seen = Accumulation.from_state(found.rows, network, band._engine), None, kept.seen
         else:
             rows, batches = _begun(band, network, batches, lead, in_all, memory, progress, team)
             with team.step():
                 if kept is not None:
                     kept.run = f"{run}, {len(done)}"
-                    kept.write(done, outputs, rows)
+                    kept.try_to_write(done, outputs, rows)
         with team.step():
             rows.take(batches, partial(band._squares, outputs), progress, seen, keep)
             if kept is not None:
                 kept.check_all_seen()
-        gather(rows, team)
+        repeated = gather(rows, team)
         with team.step():
+            _warn_of_repeats(repeated)
             fit = replace(rows.finish(band._damping, band._noise), outputs=outputs)
         done.append(_agreed(fit, team, network))
     return tuple(done), kept
@@ -85,9 +92,8 @@ def fits(
 def own_rows(batches: Batches, team: Team) -> Batches:
     """The batches without the rows that a DistributedSampler gives a second time, so that all processes have as many:
     the last ones."""
-    source = batches.source
-    sampler = getattr(getattr(source, "batch_sampler", None), "sampler", getattr(source, "sampler", None))
-    if not isinstance(sampler, DistributedSampler):
+    sampler = _sampler(batches)
+    if sampler is None:
         return batches
     if (sampler.rank, sampler.num_replicas) != (team.rank, team.size):
         raise ValueError(
@@ -95,29 +101,37 @@ def own_rows(batches: Batches, team: Team) -> Batches:
             f"{team.rank} of {team.size}"
         )
     own = min(sampler.num_samples, -(-max(len(sampler.dataset) - team.rank, 0) // team.size))  # type: ignore[arg-type]
-    if own < sampler.num_samples and not getattr(source, "in_order", True):
+    if own < sampler.num_samples and not getattr(batches.source, "in_order", True):
         raise ValueError("a DataLoader with in_order=False does not tell which rows its sampler gives twice")
-    return replace(batches, limit=own, n_rows=own if batches.n_rows is None else min(own, batches.n_rows))
+    return replace(batches, limit=own, n_rows=None if batches.n_rows is None else min(own, batches.n_rows))
 
 
-def gather(rows: Accumulation, team: Team) -> None:
-    """The rows of all processes, in each of them: sums are added up, all else is merged in pairs and then shared."""
+def _sampler(batches: Batches) -> DistributedSampler[Any] | None:
+    """The loader's DistributedSampler; one that draws its rows in its own way is nobody's."""
+    found = (each for each in samplers(batches.source) if isinstance(each, DistributedSampler))
+    return next((each for each in found if type(each).__iter__ is DistributedSampler.__iter__), None)
+
+
+def gather(rows: Accumulation, team: Team) -> list[int]:
+    """The rows of all processes, in each of them: sums are added up, all else is merged in pairs and then shared. The
+    processes are told whose rows were there already."""
     n = sum(team.gather(rows.count))
     rows.check_size(n)
     summed = rows.add_up(team.total, n)
-    apart = 1
+    apart, repeated = 1, []
     while apart < team.size:
         if team.rank % (2 * apart) == apart:
             team.send(rows.state(engine=not summed), team.rank - apart)
             break
         if team.rank + apart < team.size:
             other = team.receive(team.rank + apart, rows.network_of)
-            _warn_of_repeats(rows, other, team.rank + apart)
+            repeated += [team.rank + apart] if rows.shares_rows(other["trace"]["hashes"]) else []
             rows.merge_state(other)
         apart *= 2
     shared = team.share(rows.state(engine=not summed), 0, rows.network_of)
     if team.rank:
         rows.resume(shared)
+    return sorted(rank for ranks in team.gather(repeated) for rank in ranks)
 
 
 def _begun(
@@ -152,7 +166,7 @@ def _begun(
             at = damping.at(in_all, network.n_returned)
             drawn = None if sample is None else sample.rows()
             state = fitting.started(network, batches, found, weights, at, drawn).state()
-    return Accumulation.from_state(team.share(state, lead), network, team.rank), batches
+    return Accumulation.from_state(team.share(state, lead), network, engine, team.rank), batches
 
 
 def _collect(sample: RowSample, lead: int, team: Team) -> None:
@@ -196,11 +210,13 @@ def _memory(band: Band, n_fits: int, team: Team) -> float:
     return free * (0.5 if band._engine is None else 1.0) / n_fits
 
 
-def _check_alike(band: Band, team: Team) -> None:
-    about = [band._given(), fingerprint(band._network().twin)]
-    every = team.gather(about)
-    for rank, (options, weights) in enumerate(every):
-        for what, mine, theirs in (("", every[0][0], options), ("weights of ", every[0][1], weights)):
+def _check_alike(band: Band, batches: Batches, team: Team) -> None:
+    sampler, names = _sampler(batches), ("seed", "epoch", "shuffle", "drop_last")
+    drawn = {} if sampler is None else {name: getattr(sampler, name) for name in names}
+    every = team.gather([band._given(), fingerprint(band._network().twin), drawn])
+    kinds = ("", "weights of ", "DistributedSamplers, in their ")
+    for rank, each in enumerate(every):
+        for what, mine, theirs in zip(kinds, every[0], each, strict=True):
             for name in {**mine, **theirs}:
                 if mine.get(name) != theirs.get(name):
                     raise ValueError(f"processes 0 and {rank} have different {what}{name}: all must be given the same")
@@ -216,9 +232,25 @@ def _agreed(fit: Fit, team: Team, network: Network) -> Fit:
     return shared
 
 
-def _warn_of_repeats(rows: Accumulation, other: dict[str, Any], rank: int) -> None:
-    # rows are rarely equal by chance
-    if rows.shares_rows(other["trace"]["hashes"]):
+def _same_answers(band: Band, batches: Batches, lead: int, team: Team) -> Batches:
+    """Whether all networks return the same for some rows of the lead; its batches as if nothing had been read."""
+    asked = None
+    with team.step():
+        if team.rank == lead:
+            x, _, batches = batches.peek()
+            asked = (x, band._answers(x))
+    x, answers = team.share(asked, lead)
+    with team.step():
+        if not band._answers_like(x, answers):
+            raise ValueError(
+                f"the network of process {team.rank} does not return for the same rows what that of process {lead} "
+                "does: all must be given the same"
+            )
+    return batches
+
+
+def _warn_of_repeats(ranks: list[int]) -> None:
+    for rank in ranks:
         warnings.warn(
             f"process {rank} has read rows that another one has read as well, and they count twice: give each its own "
             "share of them, with a DistributedSampler for instance",
@@ -227,6 +259,17 @@ def _warn_of_repeats(rows: Accumulation, other: dict[str, Any], rank: int) -> No
         )
 
 
+def _warn_of_loss(had: bool, kept: Checkpoint | None) -> None:
+    if had and kept is not None:
+        warnings.warn(
+            f"{kept.path} is not used: not all processes have a checkpoint of the same run, and the fit begins anew",
+            DeltabandWarning,
+            stacklevel=4,
+        )
+
+
 def _own_path(path: str | Path, team: Team) -> Path:
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, not a file")
     return path.with_name(f"{path.stem}.{team.rank}{path.suffix}")

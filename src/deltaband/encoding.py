@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from typing import Any
 
@@ -231,7 +231,11 @@ def text(value: Any) -> str:
     """What was given, in words that are the same in every process."""
     if hasattr(value, "finalise"):
         return f"{type(value).__name__}({', '.join(f'{name}={text(each)}' for name, each in settings(value).items())})"
-    return getattr(value, "__qualname__", repr(value)) if callable(value) else repr(value)
+    if isinstance(value, partial):
+        return text(value.func)
+    if callable(value):
+        return str(getattr(value, "__name__", type(value).__name__))
+    return repr(value)
 
 
 def _shared(array: np.ndarray) -> Tensor:

@@ -74,6 +74,11 @@ def check_alike(band: Band, other: Any) -> None:
     for name in {**mine, **theirs}:
         if mine.get(name) != theirs.get(name):
             raise ValueError(f"bands of different {name} cannot be merged: {mine.get(name)} and {theirs.get(name)}")
+    fits = (band._fitted()[0], other._fitted()[0])
+    rows = next((x for fit in fits for x in fit.sample.pieces), None)
+    same_weights = fits[0].fingerprint == fits[1].fingerprint
+    if same_weights and rows is not None and not band._answers_like(rows[:8], other._answers(rows[:8])):
+        raise ValueError("the networks of these bands have the same weights, but do not return the same: not merged")
     for fits in zip(band._fitted(), other._fitted(), strict=True):
         if _settings(fits[0]) != _settings(fits[1]):
             raise ValueError(f"bands of different engines cannot be merged: {fits[0].engine!r}, {fits[1].engine!r}")

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -129,12 +130,12 @@ class PredictionIntervals(Band):
         rows, and end with the same band, of all rows. Rows that a `DistributedSampler` gives twice count once. Each
         process has a checkpoint of its own, whose name ends in its number: fit.0.ckpt.
         """
-        batches = self._read(data, y, n_rows)
         if distributed:
             from . import distributed as processes
 
-            fits, kept = processes.fits(self, batches, progress, checkpoint, every)
+            fits, kept = processes.fits(self, partial(self._read, data, y, n_rows), progress, checkpoint, every)
         else:
+            batches = self._read(data, y, n_rows)
             kept = None if checkpoint is None else Checkpoint(self, checkpoint, every, batches)
             fits = self._fit_to(batches, progress, checkpoint=kept)
         # which may be errors: then nothing has changed

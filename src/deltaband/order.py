@@ -28,12 +28,21 @@ class Ordered:
                 generator.set_state(state)
         self._again = None
         self.order = (torch.get_rng_state(), *(generator.get_state() for generator in generators))
+        if getattr(self._source, "_iterator", None) is not None:  # workers that stay: torch draws them no seed again
+            torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)  # type: ignore[attr-defined]
         return iter(self._source)
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
     """Of a DataLoader: its own, and those of its samplers."""
-    batches = getattr(loader, "batch_sampler", None)
-    owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
-    found = (getattr(owner, "generator", None) for owner in owners)
+    found = (getattr(owner, "generator", None) for owner in (loader, *samplers(loader)))
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def samplers(loader: Any) -> Iterator[Any]:
+    """Of a DataLoader, with those that they draw from."""
+    for name in ("batch_sampler", "sampler"):
+        sampler = getattr(loader, name, None)
+        while sampler is not None:
+            yield sampler
+            sampler = getattr(sampler, "sampler", None)

@@ -44,7 +44,7 @@ class Team:
     @contextmanager
     def step(self) -> Iterator[None]:
         """What each process does alone; whatever is raised in one of them ends it in all."""
-        failed: BaseException | None = None
+        failed: Exception | None = None
         try:
             yield
         except Exception as error:

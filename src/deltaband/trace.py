@@ -131,7 +131,7 @@ class RowTrace:
     @classmethod
     def resumed(cls, seen: SeenRows, sample: Sample, sample_size: int) -> RowTrace:
         """Of rows that were seen before, some of which are at hand."""
-        trace = cls(sample_size, seed=len(seen.hashes))
+        trace = cls(sample_size, seed=int(seen.hashes.sum(dtype=np.uint64)))
         trace._hashes.append(seen.hashes)
         trace._sample.resume(sample, len(seen.hashes))
         return trace
