@@ -84,6 +84,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.laplace
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.distributed
 
 clean:
 	rm -rf .venv .venv-laplace .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site demo-output

@@ -83,8 +83,8 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _begins_as_ours(path: Path) -> bool:
     with path.open("rb") as file:
-        begin = file.read(64)[8:]  # after the length of the header
-    return BEGIN.startswith(begin[: len(BEGIN)])
+        begin = file.read(8 + len(BEGIN))
+    return not begin or (len(begin) > 8 and BEGIN.startswith(begin[8:]))  # after the length of the header
 
 
 def size(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> int:
