@@ -70,11 +70,13 @@ def main(rank, size, folder, case):
     if case == "repeats":
         warnings.simplefilter("error")
         given = (X[100 * rank : 100 * rank + 120], Y[100 * rank : 100 * rank + 120])
+    start = time.monotonic()
     try:
         band.fit(*given, n_rows=n_rows, distributed=True, progress=False)
         print("no error")
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
+    print(f"after {time.monotonic() - start:.1f} s")
     same = all((answers(band)[key] == before[key]).all() for key in before if key != "7")
     print(f"as it was: {same and model.training and not any(m._forward_hooks for m in model.modules())}", flush=True)
     os._exit(0)  # a group that has lost one of its processes may wait for it

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from conftest import mlp, regression
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from deltaband import (
     Exact,
@@ -86,6 +86,11 @@ def cases(rank, size):
             for drop in (False, True) if n > 2 else (False,):
                 sampler = DistributedSampler(data, size, rank, shuffle=shuffle, drop_last=drop)
                 yield f"sampler, {n}, {shuffle}, {drop}", made(damping=1.0), (DataLoader(data, 16, sampler=sampler),)
+    data = TensorDataset(X[:199], Y[:199])
+    for drop in (False, True):
+        batches = BatchSampler(DistributedSampler(data, size, rank), 16, drop)
+        yield f"batches, {drop}", made(damping=1.0), (DataLoader(data, batch_sampler=batches),)
+        yield f"batches as samples, {drop}", made(damping=1.0), (DataLoader(data, None, sampler=batches),)
     for name in ("exact", "projection", "robust"):
         rows = DataLoader(Rows(*shard("uneven", rank)), batch_size=16)
         yield f"{name}, without a length", made(ENGINES[name], damping=1.0), (rows,)
