@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from queue import Empty
@@ -34,9 +34,10 @@ from deltaband.covariance import Engine
 
 from . import data
 from .arguments import SPLITS_HELP, positive
+from .errors import Unusable
 from .progress import SECONDS, beside, seldom
 from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, groups, standardised
-from .rows import Rows
+from .rows import Key, Rows
 from .training import Report
 
 LEVEL = 0.95
@@ -192,51 +193,64 @@ def row(protocol: Protocol, i: int, method: str, answer: Answer) -> dict[str, ob
     }
 
 
-Message = tuple[str, Any]  # ("row", its cells), ("status", text), ("missing", text) or ("malformed", text)
+class Part(NamedTuple):
+    """Splits of a data set whose networks are trained together: what a process does at a time."""
+
+    name: str
+    n_rows: int
+    splits: range
 
 
-def messages(name: str, options: argparse.Namespace, done: set[Any], report: Report) -> Iterator[Message]:
-    """The rows of a data set that are not there yet, or why there are none."""
+def keys(name: str, splits: Iterable[int], options: argparse.Namespace) -> list[tuple[str, int, str]]:
+    """Of the rows that are asked for."""
+    return [(name, split, method) for method in options.methods for split in splits if split < options.splits]
+
+
+def parts(name: str, options: argparse.Namespace) -> Iterator[Part]:
+    n = len(data.load(name, data.folder(options.data))[1])
+    return (Part(name, n, splits) for splits in groups(n, options.splits))
+
+
+def rows_of(part: Part, options: argparse.Namespace, done: set[Key], report: Report) -> Iterator[dict[str, object]]:
+    """Those that are not there yet."""
     warnings.simplefilter("ignore", DeltabandWarning)
-    try:
-        X, y = data.load(name, data.folder(options.data))
-    except data.Missing as error:
-        yield "missing", str(error)
-        return
-    except data.Malformed as error:
-        yield "malformed", str(error)
-        return
-    for splits in groups(len(y), options.splits):
-        protocol = Protocol(name, X, y, splits, options.networks, report)
-        for method, (i, split) in itertools.product(options.methods, enumerate(splits)):
-            if split < options.splits and (name, split, method) not in done:
-                yield "row", row(protocol, i, method, METHODS[method](protocol, i))
+    protocol = Protocol(
+        part.name, *data.load(part.name, data.folder(options.data)), part.splits, options.networks, report
+    )
+    for name, split, method in keys(part.name, part.splits, options):
+        if (name, split, method) not in done:
+            i = part.splits.index(split)
+            yield row(protocol, i, method, METHODS[method](protocol, i))
 
 
-def in_processes(names: Sequence[str], options: argparse.Namespace, done: set[Any]) -> Iterator[Message]:
-    """What the data sets' processes have to say, as it comes."""
+def in_processes(
+    todo: Sequence[Part], options: argparse.Namespace, done: set[Key], say: Report
+) -> Iterator[dict[str, object]]:
+    """The rows as they come. Parts of the largest data sets are first, as who is last works alone."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    waiting, running = list(reversed(names)), {}
+    waiting, running = sorted(todo, key=lambda part: part.n_rows), {}
     while waiting or running:
         while waiting and len(running) < options.workers:
-            name = waiting.pop()
-            running[name] = context.Process(target=work, args=(name, options, done, queue), daemon=True)
-            running[name].start()
+            part = waiting.pop()
+            running[part] = context.Process(target=work, args=(part, options, done, queue), daemon=True)
+            running[part].start()
         try:
             kind, content = queue.get(timeout=1.0)
         except Empty:
-            for name, process in running.items():
+            for part, process in running.items():
                 if not process.is_alive() and queue.empty():
-                    raise SystemExit(f"the process of {name} ended with exit code {process.exitcode}") from None
+                    raise SystemExit(f"the process of {part.name} ended with exit code {process.exitcode}") from None
             continue
         if kind == "end":
             running.pop(content).join()
+        elif kind == "row":
+            yield content
         else:
-            yield kind, content
+            say(content)
 
 
-def work(name: str, options: argparse.Namespace, done: set[Any], queue: Any) -> None:
+def work(part: Part, options: argparse.Namespace, done: set[Key], queue: Any) -> None:
     """A process of its own, on its share of the cores; it ends with the one that started it."""
     parent = multiprocessing.parent_process()
     say = seldom(lambda text: queue.put(("status", text)))
@@ -249,9 +263,9 @@ def work(name: str, options: argparse.Namespace, done: set[Any], queue: Any) -> 
     cores = max(1, (os.cpu_count() or 1) // options.workers)
     torch.set_num_threads(cores)
     with threadpool_limits(cores):
-        for message in messages(name, options, done, report):
-            queue.put(message)
-    queue.put(("end", name))
+        for cells in rows_of(part, options, done, report):
+            queue.put(("row", cells))
+    queue.put(("end", part))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -261,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
     parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
     parser.add_argument(
-        "--workers", type=positive, default=1, metavar="N", help="data sets at once, in processes of their own"
+        "--workers", type=positive, default=1, metavar="N", help="processes that share the work, and the cores"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "methods.csv", metavar="FILE")
     parser.add_argument(
@@ -271,23 +285,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data.folder(options.data)  # whatever is wrong with it is said now
     rows = Rows(options.out, KEY)
     done = rows.done()
-    wanted = set(itertools.product(options.datasets, range(options.splits), options.methods))
-    names = [name for name in dict.fromkeys(options.datasets) if any(key[0] == name for key in wanted - done)]
-    malformed = False
+    wanted, todo, malformed = set(), [], False
+    for name in dict.fromkeys(options.datasets):
+        asked = set(keys(name, range(options.splits), options))
+        if asked - done:
+            try:
+                todo += [part for part in parts(name, options) if set(keys(name, part.splits, options)) - done]
+            except Unusable as error:
+                print(f"{type(error).__name__.lower()}: {error}", file=sys.stderr)
+                malformed |= isinstance(error, data.Malformed)
+                continue
+        wanted |= asked
     with tqdm(total=len(wanted), initial=len(wanted & done), unit="row", mininterval=SECONDS) as bar:
         say = beside(bar)
         if options.workers > 1:
-            told = in_processes(names, options, done)
+            made = in_processes(todo, options, done, say)
         else:
-            told = itertools.chain.from_iterable(messages(name, options, done, say) for name in names)
-        for kind, content in told:
-            if kind == "row":
-                rows.append([content])
-                bar.update()
-            elif kind == "status":
-                say(content)
-            else:
-                malformed |= kind == "malformed"
-                bar.write(f"{kind}: {content}", file=sys.stderr)
+            made = itertools.chain.from_iterable(rows_of(part, options, done, say) for part in todo)
+        for cells in made:
+            rows.append([cells])
+            bar.update()
     if malformed:
         raise SystemExit(1)
