@@ -226,10 +226,10 @@ def rows_of(part: Part, options: argparse.Namespace, done: set[Key], report: Rep
 def in_processes(
     todo: Sequence[Part], options: argparse.Namespace, done: set[Key], say: Report
 ) -> Iterator[dict[str, object]]:
-    """The rows as they come. Parts of the largest data sets are first, as who is last works alone."""
+    """The rows as they come. What takes longest is first, as who is last works alone."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    waiting, running = sorted(todo, key=lambda part: part.n_rows), {}
+    waiting, running = sorted(todo, key=lambda part: (part.n_rows, len(part.splits))), {}
     while waiting or running:
         while waiting and len(running) < options.workers:
             part = waiting.pop()

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 
 from deltaband import Exact, ImportantDirections, Nystrom, RandomProjection
 from deltaband.cli import tables
@@ -78,6 +79,22 @@ def test_a_part_and_the_rest_are_all_rows(path):
 def test_bad_cells_are_named_by_row_and_column(cells, message, tmp_path):
     with pytest.raises(Refusal, match=message):
         numbers(pa.record_batch({"c": pa.array(cells)}), ["c"], tmp_path, first=10)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cell", "message"),
+    [
+        (torch.float32, "-1e39", r"holds a value \(-1e\+39\) that is too large for the network's float32 in row 11"),
+        (torch.float16, "1e5", r"holds a value \(100000\) that is too large for the network's float16 in row 11"),
+        (torch.float32, "1e400", "holds an infinite value in row 11"),
+    ],
+)
+def test_a_number_that_the_network_cannot_hold_is_told_as_it_stands_in_the_file(dtype, cell, message, tmp_path):
+    rows = pa.record_batch({"c": [cell, "1"]})
+    with pytest.raises(Refusal, match=message):
+        numbers(rows, ["c"], tmp_path, first=10, dtype=dtype)
+    if cell != "1e400":
+        assert numbers(rows, ["c"], tmp_path)[0, 0] == float(cell)
 
 
 def test_missing_cells_are_nan_where_they_may_be(tmp_path):

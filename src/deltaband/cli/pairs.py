@@ -49,7 +49,7 @@ class Pairs:
         rng = np.random.default_rng(self.part.seed) if self.part is not None else None
         done, k = 0, len(self.features)
         for rows in self.table.batches([*self.features, *self.targets]):
-            values = numbers(rows, [*self.features, *self.targets], self.table.path, done)
+            values = numbers(rows, [*self.features, *self.targets], self.table.path, done, dtype=self.dtype)
             done += len(rows)
             if rng is not None and self.part is not None:
                 values = values[(rng.random(len(rows)) < self.part.fraction) == self.part.held_out]

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
+import torch
 
 from .errors import Refusal, listed, near
 
@@ -191,9 +192,14 @@ def _blocks(file: IO[bytes], path: Path, name: str) -> Iterator[np.ndarray]:  # 
 
 
 def numbers(
-    rows: pa.RecordBatch, names: Sequence[str], path: Path, first: int = 0, missing: bool = False
+    rows: pa.RecordBatch,
+    names: Sequence[str],
+    path: Path,
+    first: int = 0,
+    missing: bool = False,
+    dtype: torch.dtype = torch.float64,
 ) -> np.ndarray:  # (b, len(names))
-    """Columns in float64, all finite; with `missing` NaN where a cell is empty.
+    """Columns in float64, all finite, in `dtype` too; with `missing` NaN where a cell is empty.
 
     `first` is how many rows of the file came before; an error names the first bad row, counted from 1.
     """
@@ -208,11 +214,15 @@ def numbers(
             row = next((i for i, text in enumerate(texts) if not _is_number(text)), 0)
             bad.append((row, name, _what(texts[row])))
             continue
-        wrong = np.isinf(found[:, j]) if missing else ~np.isfinite(found[:, j])
+        wrong = np.abs(found[:, j]) > torch.finfo(dtype).max
+        if not missing:
+            wrong |= np.isnan(found[:, j])
         if wrong.any():
             row = int(wrong.argmax())
-            empty = np.isnan(found[row, j])
-            bad.append((row, name, _what(column[row].as_py()) if empty else "an infinite value"))
+            value = found[row, j]
+            large = f"a value ({value:g}) that is too large for the network's {str(dtype).removeprefix('torch.')}"
+            told = large if np.isfinite(value) else "an infinite value"
+            bad.append((row, name, _what(column[row].as_py()) if np.isnan(value) else told))
     if bad:
         row, name, what = min(bad)
         advice = "remove or impute such rows" if "value" in what else "numbers are expected"

@@ -67,7 +67,7 @@ def predict(
     n = 0
     with bar("predicting", source.n_rows) as progress, written(out, force) as write:
         for rows in source.batches():
-            x = numbers(rows, chosen, data, n)
+            x = numbers(rows, chosen, data, n, dtype=loaded.dtype)
             intervals = _predict(loaded, x, levels)
             if convert:
                 xy = np.hstack([x, numbers(rows, carried, data, n, missing=True)])
@@ -175,7 +175,8 @@ def report(
     if not sum(map(len, parts)):
         raise Refusal(f"{data} has no rows")
     rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-    x, y = torch.from_numpy(numbers(rows, chosen, data)).to(loaded.dtype), numbers(rows, targets, data)
+    x = torch.from_numpy(numbers(rows, chosen, data, dtype=loaded.dtype)).to(loaded.dtype)
+    y = numbers(rows, targets, data)
     groups = {name: values(rows.column(name)) for name in columns}
     settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
     from ..report import page
@@ -255,7 +256,7 @@ def _judged(source: Table, loaded: Loaded, levels: Sequence[float]) -> tuple[np.
     ys, parts, n = [], [], 0
     with bar("evaluating", source.n_rows) as progress:
         for rows in source.batches([*chosen, *targets]):
-            xy = numbers(rows, [*chosen, *targets], source.path, n)
+            xy = numbers(rows, [*chosen, *targets], source.path, n, dtype=loaded.dtype)
             ys.append(xy[:, len(chosen) :])
             parts.append(_predict(loaded, xy[:, : len(chosen)], levels))
             n += len(rows)
