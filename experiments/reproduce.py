@@ -203,7 +203,8 @@ class Part(NamedTuple):
 
 def keys(name: str, splits: Iterable[int], options: argparse.Namespace) -> list[tuple[str, int, str]]:
     """Of the rows that are asked for."""
-    return [(name, split, method) for method in options.methods for split in splits if split < options.splits]
+    methods = dict.fromkeys(options.methods)
+    return [(name, split, method) for method in methods for split in splits if split < options.splits]
 
 
 def parts(name: str, options: argparse.Namespace) -> Iterator[Part]:
@@ -219,6 +220,7 @@ def rows_of(part: Part, options: argparse.Namespace, done: set[Key], report: Rep
     )
     for name, split, method in keys(part.name, part.splits, options):
         if (name, split, method) not in done:
+            report(f"{name}, {method}: split {split}")
             i = part.splits.index(split)
             yield row(protocol, i, method, METHODS[method](protocol, i))
 

@@ -62,7 +62,7 @@ def test_a_run_computes_only_what_is_asked_for_and_not_there(folder, monkeypatch
         for name, method in reproduce.METHODS.items()
     }
     monkeypatch.setattr(reproduce, "METHODS", methods)
-    run(folder, "methods.csv", "networks", "--datasets", "second", "--methods", "exact")
+    run(folder, "methods.csv", "networks", "--datasets", "second", "second", "--methods", "exact", "exact")
     assert asked == ["exact"] * 2
     rows = run(folder, "methods.csv", "networks", "--methods", "exact", "ensemble")
     assert asked[2:] == ["exact", "exact", "ensemble", "ensemble", "ensemble", "ensemble"]
