@@ -347,6 +347,29 @@ def test_a_falling_transform_keeps_lower_below_upper(trained):
     assert (lower.upper == np.inf).all()
 
 
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(0, 40)])
+@pytest.mark.parametrize("inverse", [lambda z: -np.maximum(z, 2.0), lambda z: 1e9 - z])  # constant from 0 to 1; and far
+def test_a_transform_that_falls_where_the_predictions_are_swaps_one_sided_bounds(trained, rows, inverse):
+    from sklearn.preprocessing import FunctionTransformer
+
+    class Lifted(torch.nn.Module):
+        def forward(self, x):
+            return self.inner(x) + 20
+
+    X, Y = three_outputs(150)
+    lifted = Lifted()
+    lifted.inner = trained
+    falling = FunctionTransformer(None, inverse)
+    band = PredictionIntervals(lifted, weight_decay=WD, target_transform=falling).fit(X, Y + 20)
+    plain = PredictionIntervals(lifted, weight_decay=WD).fit(X, Y + 20)
+    x = X[rows].numpy()
+    upper, both = band.predict(x, side="upper"), band.predict(x)
+    np.testing.assert_allclose(upper.upper, inverse(plain.predict(x, side="lower").lower), rtol=1e-12)
+    np.testing.assert_allclose(both.lower, inverse(plain.predict(x).upper), rtol=1e-12)
+    np.testing.assert_allclose(both.upper, inverse(plain.predict(x).lower), rtol=1e-12)
+    assert (upper.lower == -np.inf).all()
+
+
 def test_targets_in_the_wrong_units_are_suspected(trained):
     X, Y = three_outputs(150)
     with pytest.warns(DeltabandWarning, match="as if they were in the original units"):

@@ -248,11 +248,12 @@ class PredictionIntervals(Band):
             raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
         if not isinstance(side, str) or side not in ("both", "lower", "upper"):
             raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
-        fits, calibration = self._fitted(), self._calibration
-        if side != "both" and self._units.falling(sum(fit.n_outputs for fit in fits)):
+        fits, calibration = self._fitted(), self._calibration if kind == "observation" else None
+        questions = [self._formula(fit).variance for fit in fits] if calibration is None else calibration.questions
+        outputs, q = self._asked(x, questions)
+        if side != "both" and self._units.falling(outputs):
             side = "lower" if side == "upper" else "upper"
-        if kind == "observation" and calibration is not None:
-            outputs, q = self._asked(x, calibration.questions)
+        if calibration is not None:
             if len(outputs):
                 lower, upper = calibration.conformal.bounds(q, levels, side)
                 # residuals may be tied, and the same output differ by a rounding from batch to batch
@@ -261,7 +262,6 @@ class PredictionIntervals(Band):
             else:
                 lower = upper = np.zeros((*outputs.shape, len(levels)))
         else:
-            outputs, q = self._asked(x, [self._formula(fit).variance for fit in fits])
             variance = np.stack(q, axis=1)  # (n, m)
             spread = np.sqrt(variance + 1.0 if kind == "observation" else variance)
             student = [np.concatenate([fit.student(each, side) for fit in fits]) for each in levels]  # each (m,)

@@ -88,16 +88,15 @@ class Units:
                 "to the outputs asked about alone"
             ) from error
 
-    def falling(self, n_outputs: int) -> bool:
-        """Whether a larger number of the network's is a smaller one in the original units."""
-        if self.scaler is None:
+    def falling(self, values: np.ndarray) -> bool:  # (n, m)
+        """Whether a larger number of the network's is a smaller one in the original units, where these values are."""
+        if self.scaler is None or len(values) == 0:
             return False
-        steps = np.stack([np.zeros(n_outputs), np.ones(n_outputs)])
-        with np.errstate(invalid="ignore"):  # ∞ − ∞
-            rise = np.diff(self._inverse(steps), axis=0)
-        if (rise < 0).any() and (rise > 0).any():
+        first, last = values.min(axis=0), values.max(axis=0)
+        steps, falls = along(self._inverse, first, np.maximum(last, first + 1))
+        if falls.any() and (steps[-1] > steps[0])[~falls].any():
             raise ValueError("target_transform turns the order of some outputs round and not of others: not supported")
-        return bool((rise < 0).any())
+        return bool(falls.any())
 
     @staticmethod
     def _columns(part: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -127,7 +126,7 @@ def along(
             "it takes −1 to 1), so their ends are no bounds in the units of y; give an inverse that is, such as "
             "lambda z: np.square(np.maximum(z, 0))"
         )
-    return values, falls
+    return values, np.sign(np.nan_to_num(steps)).sum(axis=every) < 0  # a rounding may turn some round, but not most
 
 
 def ordered(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
