@@ -19,7 +19,7 @@ from deltaband import Exact, PredictionIntervals
 
 HERE = Path(__file__).parent
 SIZE = 3
-VARIANCE, EFFECTIVE, NOISE, BOUND, ROWS = "3", "5", "6", "7", "8"  # places among the answers
+VARIANCE, LEVERAGE, EFFECTIVE, NOISE, BOUND, ROWS = "3", "4", "5", "6", "7", "8"  # places among the answers
 ONE = {name: (band, arguments) for name, band, arguments in made_team.cases(0, 1)}
 SUMS = ("auto", "exact", "projection")
 pytestmark = pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
@@ -111,6 +111,22 @@ def test_sketches_are_as_good_as_their_bound(name, found):
     assert 0 <= bound < 0.1 * largest
     p_star = float(found[name][0][EFFECTIVE])
     assert p_star <= band.effective_parameters_ * 1.5
+
+
+SKETCHES = [n for n in ONE if n.startswith(("robust, ", "frequent, "))]
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_what_stands_in_for_the_gram_matrix_is_within_its_bound(name, found):
+    """‖JᵀJ − M‖ ≤ ε means that A with M lies between A ± εI, and each leverage between those that they give."""
+    model = ONE[name][0].model
+    J, gradients = (reference.jacobian(model, rows)[1] for rows in (X, NEW))
+    mine, bound, damping = found[name][0][LEVERAGE], float(found[name][0][BOUND]), float(found[name][0]["9"])
+    assert bound >= 0
+    for g, h in zip(gradients, mine, strict=True):
+        assert h >= reference.leverage(J, damping + bound, g) * (1 - 1e-9)
+        if bound < damping:
+            assert h <= reference.leverage(J, damping - bound, g) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name in ONE if name.startswith("sampler")])
