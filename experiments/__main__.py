@@ -29,6 +29,9 @@ def main(arguments: list[str]) -> None:
         importlib.import_module(f"experiments.{arguments[0]}").main(arguments[1:])
     except Unusable as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where it was", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

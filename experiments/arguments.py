@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 
 SPLITS_HELP = (
     "the first N (default 20); networks are trained for whole groups of up to 20 splits, so that those of a split do "
@@ -15,3 +17,25 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"a positive whole number expected, got {text!r}")
     return int(text)
+
+
+def file_to_write(text: str) -> Path:
+    """For argparse: what hours of work will go into must not turn out to be a folder, or not to be writable, then."""
+    path = Path(text)
+    if path.exists() and not path.is_file():
+        raise argparse.ArgumentTypeError(f"{path} is not a file")
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written to")
+    folder_to_write(str(path.parent))
+    return path
+
+
+def folder_to_write(text: str) -> Path:
+    """One that is there or can be made."""
+    path = Path(text)
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"nothing can be written in {there}")
+    return path

@@ -31,7 +31,7 @@ from deltaband import DeltabandWarning, Intervals, PredictionIntervals, metrics
 from deltaband.sklearn import BandRegressor
 
 from . import data
-from .arguments import positive
+from .arguments import file_to_write, positive
 from .rows import Rows
 
 LEVEL = 0.95
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--splits", type=positive, default=10)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=file_to_write, default=RESULTS)
     options = parser.parse_args(arguments)
     folder = data.folder(options.data)
     warnings.simplefilter("ignore", DeltabandWarning)

@@ -107,8 +107,11 @@ class Available:
     folder: Path | None
     malformed: list[str] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        return len(set(self.names))
+
     def __iter__(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        for name in self.names:
+        for name in dict.fromkeys(self.names):
             try:
                 X, y = load(name, self.folder)
             except Missing as error:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from deltaband import ClassificationIntervals, DeltabandWarning
 
-from .arguments import positive
+from .arguments import file_to_write, positive
 from .progress import SECONDS
 from .reproduce import RESULTS
 from .rows import Rows
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(prog="python -m experiments digits", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=positive, default=SEEDS, metavar="N")
-    parser.add_argument("--out", type=Path, default=RESULTS / "digits.csv", metavar="FILE")
+    parser.add_argument("--out", type=file_to_write, default=RESULTS / "digits.csv", metavar="FILE")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the networks are small
     warnings.simplefilter("ignore", DeltabandWarning)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from deltaband import DeltabandWarning
 
 from . import data, paper
-from .arguments import SPLITS_HELP, positive
+from .arguments import SPLITS_HELP, file_to_write, folder_to_write, positive
 from .progress import SECONDS, beside
 from .protocol import Protocol, groups
 from .reproduce import NETWORKS, RESULTS, compressed, row
@@ -64,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments energy", description=__doc__.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
     parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
-    parser.add_argument("--out", type=Path, default=RESULTS / "energy.csv", metavar="FILE")
-    parser.add_argument("--networks", type=Path, default=NETWORKS, metavar="DIR")
+    parser.add_argument("--out", type=file_to_write, default=RESULTS / "energy.csv", metavar="FILE")
+    parser.add_argument("--networks", type=folder_to_write, default=NETWORKS, metavar="DIR")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)
     X, y = data.load("energy", data.folder(options.data))

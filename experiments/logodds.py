@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from tqdm import tqdm
 
 from deltaband import ClassificationIntervals, DeltabandWarning
 
-from .arguments import positive
+from .arguments import file_to_write, positive
 from .progress import SECONDS
 from .reproduce import RESULTS
 from .rows import Rows, write_table
@@ -133,7 +132,7 @@ def markdown(table: pd.DataFrame) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments logodds", description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=positive, default=REPETITIONS, metavar="N")
-    parser.add_argument("--out", type=Path, default=RESULTS / "logodds.csv", metavar="FILE")
+    parser.add_argument("--out", type=file_to_write, default=RESULTS / "logodds.csv", metavar="FILE")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the networks are small
     warnings.simplefilter("ignore", DeltabandWarning)

@@ -1,8 +1,8 @@
 """What the paper prints: Tables 1 and 2 of Fishkov & Panov, "Scalable computation of prediction intervals for neural
 networks via matrix sketching".
 
-Its row "Yacht" is red wine a second time: the authors' configuration points it at the same OpenML data set. So it is
-compared with our red wine, and the real yacht with nothing.
+Its row "Yacht" is left out. It is red wine a second time, with another rank: the authors' configuration points it at
+the same OpenML data set.
 """
 
 from __future__ import annotations

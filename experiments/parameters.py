@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,6 +19,7 @@ from tqdm import tqdm
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, metrics
 
 from . import data
+from .arguments import file_to_write, folder_to_write
 from .progress import SECONDS, beside
 from .protocol import Protocol, groups
 from .reproduce import LEVEL, NETWORKS, RESULTS
@@ -88,8 +88,8 @@ def markdown(table: pd.DataFrame) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments parameters", description=__doc__.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "parameters.csv", metavar="FILE")
-    parser.add_argument("--networks", type=Path, default=NETWORKS, metavar="DIR")
+    parser.add_argument("--out", type=file_to_write, default=RESULTS / "parameters.csv", metavar="FILE")
+    parser.add_argument("--networks", type=folder_to_write, default=NETWORKS, metavar="DIR")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
     rows = Rows(options.out, KEY)

@@ -10,6 +10,7 @@ Networks are kept in files, a file a stage of a data set's splits, so that an in
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,7 +204,7 @@ def save(path: Path, kept: Kept, conditions: str) -> None:
     if stack.dropout is not None:
         tensors["dropout"] = stack.dropout
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{os.getpid()}.partial")  # others may be training the same
     save_file(tensors, partial, {"conditions": conditions, "found": json.dumps(found)})
     partial.replace(path)
 

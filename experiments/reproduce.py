@@ -12,6 +12,7 @@ import argparse
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import warnings
@@ -33,17 +34,18 @@ from deltaband.baselines import DeepEnsemble, MCDropout
 from deltaband.covariance import Engine
 
 from . import data
-from .arguments import SPLITS_HELP, positive
+from .arguments import SPLITS_HELP, file_to_write, folder_to_write, positive
 from .errors import Unusable
 from .progress import SECONDS, beside, seldom
 from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, groups, standardised
 from .rows import Key, Rows
-from .training import Report
+from .training import Report, Stack
 
 LEVEL = 0.95
 RANKS = {"wine-red": 200, "boston": 300, "year": 1000}  # and 500 for the others
 NOISE_STDS = (0.5, 0.25, 0.1)
 PASSES, PASSES_OF_THE_SEARCH = 10_000, 200
+WORKERS_HELP = "processes that share the cores, and the groups of splits whose networks are trained together"
 KEY = ("data", "split", "method")  # of a row of results
 RESULTS = Path(__file__).parent / "results"
 NETWORKS = Path(__file__).parent / "networks"
@@ -108,7 +110,7 @@ def calibrated(protocol: Protocol, i: int) -> Answer:
 
 
 def ensemble(protocol: Protocol, i: int) -> Answer:
-    """The noise is the validation error of the network that was stopped early."""
+    """The noise is the validation error of the network that was stopped early, in its own units: as the authors do."""
     _, test = protocol.training_and_test(i)
     trained = protocol.members(MEMBERS)[i]
     start = time.perf_counter()
@@ -197,8 +199,8 @@ class Part(NamedTuple):
     """Splits of a data set whose networks are trained together: what a process does at a time."""
 
     name: str
-    n_rows: int
     splits: range
+    cost: float  # in no unit
 
 
 def keys(name: str, splits: Iterable[int], options: argparse.Namespace) -> list[tuple[str, int, str]]:
@@ -208,8 +210,10 @@ def keys(name: str, splits: Iterable[int], options: argparse.Namespace) -> list[
 
 
 def parts(name: str, options: argparse.Namespace) -> Iterator[Part]:
-    n = len(data.load(name, data.folder(options.data))[1])
-    return (Part(name, n, splits) for splits in groups(n, options.splits))
+    X, y = data.load(name, data.folder(options.data))
+    p = sum(tensor.numel() for tensor in Stack.initial(X.shape[1], [0]).parameters)
+    for splits in groups(len(y), options.splits):
+        yield Part(name, splits, len(splits) * len(y) * p**2)
 
 
 def rows_of(part: Part, options: argparse.Namespace, done: set[Key], report: Report) -> Iterator[dict[str, object]]:
@@ -231,18 +235,20 @@ def in_processes(
     """The rows as they come. What takes longest is first, as who is last works alone."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    waiting, running = sorted(todo, key=lambda part: (part.n_rows, len(part.splits))), {}
+    waiting, running = sorted(todo, key=lambda part: part.cost), {}
     while waiting or running:
         while waiting and len(running) < options.workers:
             part = waiting.pop()
             running[part] = context.Process(target=work, args=(part, options, done, queue), daemon=True)
             running[part].start()
+        for part, process in running.items():
+            if process.exitcode:
+                raise SystemExit(
+                    f"the process of {part.name} ended with exit code {process.exitcode}, and the run with it"
+                )
         try:
             kind, content = queue.get(timeout=1.0)
         except Empty:
-            for part, process in running.items():
-                if not process.is_alive() and queue.empty():
-                    raise SystemExit(f"the process of {part.name} ended with exit code {process.exitcode}") from None
             continue
         if kind == "end":
             running.pop(content).join()
@@ -254,6 +260,7 @@ def in_processes(
 
 def work(part: Part, options: argparse.Namespace, done: set[Key], queue: Any) -> None:
     """A process of its own, on its share of the cores; it ends with the one that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that started it
     parent = multiprocessing.parent_process()
     say = seldom(lambda text: queue.put(("status", text)))
 
@@ -276,12 +283,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES, metavar="NAME")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
     parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
+    parser.add_argument("--workers", type=positive, default=1, metavar="N", help=WORKERS_HELP)
+    parser.add_argument("--out", type=file_to_write, default=RESULTS / "methods.csv", metavar="FILE")
     parser.add_argument(
-        "--workers", type=positive, default=1, metavar="N", help="processes that share the work, and the cores"
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / "methods.csv", metavar="FILE")
-    parser.add_argument(
-        "--networks", type=Path, default=NETWORKS, metavar="DIR", help="where trained networks are kept"
+        "--networks", type=folder_to_write, default=NETWORKS, metavar="DIR", help="where trained networks are kept"
     )
     options = parser.parse_args(arguments)
     data.folder(options.data)  # whatever is wrong with it is said now
@@ -298,6 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 malformed |= isinstance(error, data.Malformed)
                 continue
         wanted |= asked
+    if not wanted:
+        raise Unusable("none of these data sets can be used")
     with tqdm(total=len(wanted), initial=len(wanted & done), unit="row", mininterval=SECONDS) as bar:
         say = beside(bar)
         if options.workers > 1:

@@ -3,7 +3,7 @@
 A cell is the rows of one key, such as (data, setting, split). They are written in one write that ends with a line
 break, so a process killed while writing leaves at most one torn cell, at the end of the file: it does not count as
 done, and the next `append` removes it. (Only a write cut exactly between two of its rows would go unnoticed.) One
-process writes a file; any number may read it meanwhile.
+run writes a file; any number may read it meanwhile. A second one that writes it ends at the first cell that both have.
 """
 
 from __future__ import annotations
@@ -11,12 +11,19 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pandas as pd
 
 from .errors import Unusable
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 Key = tuple[str | int, ...]
 
@@ -51,26 +58,38 @@ class Rows:
         """Add one finished cell: all its rows, with the columns of the rows that are there."""
         if not rows:
             raise ValueError("a cell has at least one row")
-        lines = self._sound()
-        columns = _fields(lines[0]) if lines else list(rows[0])
-        for row in rows:
-            if list(row) != columns:
-                raise Unusable(f"{self.path} has the columns {', '.join(columns)}; the row has {', '.join(row)}")
         keys = {tuple(row[name] for name in self.key) for row in rows}
         if len(keys) != 1:
             raise ValueError(f"a cell is the rows of one key, got {sorted(map(str, keys))}")
         (key,) = keys
         if tuple(_value(str(part)) for part in key) != key:
             raise ValueError(f"a key is made of words and whole numbers, or it is not found again; got {key}")
-        if key in self.done():
-            raise ValueError(f"{self.path} has the cell {key} already")
-        text = pd.DataFrame(rows).to_csv(header=not lines, index=False, float_format="%.6g", lineterminator="\n")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
+        with self._alone() as file:
+            lines = self._sound()
+            columns = _fields(lines[0]) if lines else list(rows[0])
+            for row in rows:
+                if list(row) != columns:
+                    raise Unusable(f"{self.path} has the columns {', '.join(columns)}; the row has {', '.join(row)}")
+            if key in self.done():
+                raise Unusable(f"{self.path} has the cell {key} already: another run writes to the same file")
+            text = pd.DataFrame(rows).to_csv(header=not lines, index=False, float_format="%.6g", lineterminator="\n")
             file.truncate(sum(len(line.encode()) + 1 for line in lines))
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
+
+    @contextmanager
+    def _alone(self) -> Iterator[BinaryIO]:
+        """The file, while no other run may change it."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("ab")
+        except OSError as error:
+            raise Unusable(f"{self.path} cannot be written: {error}") from error
+        with file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
 
     def _sound(self) -> list[str]:
         """The lines of the file, the header first, without a torn cell at the end; none where there is no header."""
@@ -78,6 +97,9 @@ class Rows:
             return []
         *whole, torn = self.path.read_bytes().split(b"\n")
         if not whole:
+            begun, header = torn.decode(errors="replace"), f"{self.key[0]},"
+            if not (begun.startswith(header) or header.startswith(begun)):
+                raise Unusable(f"{self.path} holds something else than results: {begun[:60]!r}")
             return []
         lines = [self._decoded(line, number) for number, line in enumerate(whole, start=1)]
         rest = torn.decode(errors="replace")

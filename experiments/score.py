@@ -27,6 +27,7 @@ from deltaband.covariance.directions import importance, magnitude
 from deltaband.gradients import Network
 
 from . import data
+from .arguments import file_to_write, folder_to_write
 from .errors import Unusable
 from .progress import SECONDS, beside
 from .protocol import Protocol, Samples, groups
@@ -136,8 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments score", description=__doc__.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES, metavar="NAME")
-    parser.add_argument("--out", type=Path, default=RESULTS / "score.csv")
-    parser.add_argument("--networks", type=Path, default=NETWORKS, help="where trained networks are kept")
+    parser.add_argument("--out", type=file_to_write, default=RESULTS / "score.csv")
+    parser.add_argument("--networks", type=folder_to_write, default=NETWORKS, help="where trained networks are kept")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
     rows = Rows(options.out, KEY)

@@ -3,6 +3,7 @@
 import pytest
 from made_data import options, small
 
+from experiments import reproduce, score
 from experiments.__main__ import main
 
 
@@ -45,3 +46,45 @@ def test_without_a_command_the_commands_are_listed(capsys):
             main(arguments)
         assert caught.value.code == code
         assert "\n  reproduce " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["reproduce", "score", "energy", "figure", "parameters", "calibration", "digits"])
+def test_where_results_cannot_be_written_nothing_is_begun(command, tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    cases = [("--out", tmp_path, "is not a file"), ("--out", "/dev/null", "is not a file")]
+    cases += [("--out", tmp_path / "file" / "new" / "out.csv", "file is not a folder")]
+    if command not in ("calibration", "digits"):
+        cases += [("--networks", tmp_path / "file", "file is not a folder")]
+    for option, path, message in cases:
+        with pytest.raises(SystemExit) as caught:
+            main([command, option, str(path)])
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interrupted_command_ends_with_a_line(folder, monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "rows_of", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", *options(folder, "out.csv")])
+    assert caught.value.code == 130
+    assert capsys.readouterr().err.endswith("interrupted: the same command goes on where it was\n")
+
+
+def test_without_any_data_there_is_no_evaluation(folder, capsys):
+    for name in ("first", "second"):
+        (folder / f"{name}.csv.gz").unlink()
+    with pytest.raises(SystemExit, match="none of these data sets can be used"):
+        main(["reproduce", *options(folder, "out.csv")])
+    assert capsys.readouterr().err.count("missing: ") == 2
+
+
+def test_a_data_set_that_is_named_twice_is_studied_once(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(score, "study", lambda name, protocol: asked.append(name) or [{"data": name, "rank": 1}])
+    monkeypatch.setattr(score, "plot", lambda table, path: None)
+    main(["score", *options(folder, "score.csv"), "--datasets", "first", "second", "first"])
+    assert asked == ["first", "second"]

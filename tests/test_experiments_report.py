@@ -43,9 +43,9 @@ def test_tables_put_the_paper_s_values_beside_ours_and_the_best_in_bold(tmp_path
     text = (tmp_path / "tables.md").read_text()
     assert "| wine-red | directions | 0.950 (0.946) | 0.150 (0.144) | 3.100 (3.08) | 10 | 1.0 (1) |" in text
     for line in (
-        "| wine-red | 2 | – | **0.950 ± 0.010** (0.946) | 0.900 ± 0.000 (0.946) | – | – | 0.800 ± nan (0.801) | – |",
-        "| wine-red | 2 | – | 0.150 ± 0.050 (0.144) | **0.300 ± 0.000** (0.144) | – | – | – | – |",
-        "| wine-red | 2 | – | 4.500 ± 0.500 | **4.200 ± 0.000** | – | – | 6.000 ± nan | – |",
+        "| wine-red | 1–2 | – | **0.950 ± 0.010** (0.946) | 0.900 ± 0.000 (0.946) | – | – | 0.800 ± nan (0.801) | – |",
+        "| wine-red | 1–2 | – | 0.150 ± 0.050 (0.144) | **0.300 ± 0.000** (0.144) | – | – | – | – |",
+        "| wine-red | 1–2 | – | 4.500 ± 0.500 | **4.200 ± 0.000** | – | – | 6.000 ± nan | – |",
         "| wine-red | directions | +0.004 | 1.006 | yes |",
         "| wine-red | compressed | -0.046 | 1.201 | no |",
         "| all | directions | | | 1 of 1 |",
@@ -54,6 +54,17 @@ def test_tables_put_the_paper_s_values_beside_ours_and_the_best_in_bold(tmp_path
     assert "| year | not run: data not at hand |" in text
     table = pd.read_csv(tmp_path / "tables.csv")
     assert table[table.method == "directions"].w_sd_paper.item() == pytest.approx(3.082)
+
+
+def test_equals_are_all_in_bold_whatever_their_rounding(tmp_path):
+    cells = {"directions": (0.1 + 0.2) * 3.0 + 0.055, "compressed": 0.955, "calibrated": 0.945, "ensemble": 0.956}
+    rows = [result(method, 0, p_cov, 0.1, 3.0, 4.0) for method, p_cov in cells.items()]
+    pd.DataFrame(rows).to_csv(tmp_path / "methods.csv", index=False)
+    paper_report.write(tmp_path)
+    coverage = next(line for line in (tmp_path / "tables.md").read_text().split("\n") if "0.956 ±" in line)
+    assert coverage.count("**0.955 ± nan**") == 2
+    assert coverage.count("**0.945 ± nan**") == 1
+    assert "**0.956" not in coverage
 
 
 def test_what_a_kill_tore_off_is_not_reported(methods):

@@ -121,6 +121,33 @@ def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(tmp_path):
     assert len(comparable(path)) == 2 * 3 * len(methods)
 
 
+DYING = """
+import os, signal, time
+from experiments import reproduce
+
+def method(protocol, i):
+    if protocol.name == "first":
+        os.kill(os.getpid(), signal.SIGKILL)
+    for second in range(200):  # as a long training does
+        protocol.report(str(second))
+        time.sleep(0.5)
+
+reproduce.METHODS["exact"] = method
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_run_although_others_are_busy(tmp_path):
+    script = tmp_path / "script.py"
+    text = SCRIPT.format(root=str(ROOT), tests=str(ROOT / "tests"))
+    script.write_text(text.replace("if __name__", DYING + "\nif __name__"))
+    command = [sys.executable, str(script), str(tmp_path), "--workers", "2", "--splits", "1", "--methods", "exact"]
+    command += ["--out", str(tmp_path / "out.csv"), "--networks", str(tmp_path / "networks")]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, timeout=80, text=True)  # the other one takes 100 s
+    assert ended.returncode == 1
+    assert "the process of first ended with exit code -9, and the run with it" in ended.stderr
+
+
 def test_the_rows_of_a_split_do_not_depend_on_how_many_splits_are_asked_for(folder):
     some = ("--datasets", "first", "--methods", "exact", "ensemble", "dropout")
     run(folder, "methods.csv", "networks", *some, "--splits", "3")

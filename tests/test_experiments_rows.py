@@ -79,16 +79,42 @@ def test_other_columns_than_those_of_the_file_are_refused(rows):
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
-        (CELLS[0], r"has the cell \('yacht', 0\) already"),
         ([{**CELLS[0][0], "split": 5}, {**CELLS[0][0], "split": 6}], "a cell is the rows of one key"),
         ([{**CELLS[0][0], "split": 0.1}], "words and whole numbers"),
         ([{**CELLS[0][0], "split": "5"}], "words and whole numbers"),
         ([], "at least one row"),
     ],
-    ids=["twice", "two-keys", "fraction", "number-as-word", "empty"],
+    ids=["two-keys", "fraction", "number-as-word", "empty"],
 )
 def test_a_cell_that_would_not_be_found_again_is_refused(rows, cell, message):
     whole = rows.path.read_bytes()
     with pytest.raises(ValueError, match=message):
         rows.append(cell)
     assert rows.path.read_bytes() == whole
+
+
+def test_a_cell_that_another_run_has_written_meanwhile_ends_this_one_and_nothing_is_lost(rows):
+    whole = rows.path.read_bytes()
+    with pytest.raises(Unusable, match=r"has the cell \('yacht', 0\) already: another run writes to the same file"):
+        rows.append(CELLS[0])
+    assert rows.path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("text", ["notes of mine", "dat", "data,spl"])
+def test_a_file_of_one_line_without_an_end_is_results_only_if_it_begins_like_them(text, tmp_path):
+    rows = Rows(tmp_path / "notes.txt", key=("data", "split"))
+    rows.path.write_text(text)
+    if text.startswith("dat"):
+        rows.append(CELLS[0])
+        assert rows.done() == {KEYS[0]}
+    else:
+        for act in (rows.done, rows.read, lambda: rows.append(CELLS[0])):
+            with pytest.raises(Unusable, match="holds something else than results: 'notes of mine'"):
+                act()
+        assert rows.path.read_text() == text
+
+
+def test_what_cannot_be_written_is_said_in_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(Unusable, match="cannot be written"):
+        Rows(tmp_path / "file" / "rows.csv", key=("data", "split")).append(CELLS[0])
