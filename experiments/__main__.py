@@ -12,6 +12,7 @@ COMMANDS = {
     "figure": "Figure 1 of the paper: spectra for red wine, rank 200",
     "score": "which directions a sketch should keep, at ranks 50 to 1000",
     "energy": "the paper's energy data: what a target coded as classes does to the widths",
+    "continued": "networks trained as in the authors' code, not from scratch: what difference it makes",
     "parameters": "a higher rank or more parameters, on two data sets",
     "calibration": "calibrated intervals against the formula and MAPIE",
     "digits": "which inputs not to trust: widths of a classifier's intervals against its entropy",

@@ -114,6 +114,21 @@ class Protocol:
         networks = self._train("network-rest", self.rest, [0], epochs)
         return [Trained(*each) for each in zip(networks, epochs, errors, strict=True)]
 
+    def continued(self) -> list[Trained]:
+        """For each split the network that was stopped early, trained on for as many epochs, now with the whole training
+        part: as in the authors' code, where the paper has a network from scratch."""
+        epochs, errors = self._search("search", self.training)
+
+        def make() -> Kept:
+            stopped, *_ = self._stopped("search", self.training)
+            seeds = [self._seed("continued", split, 0) for split in self.splits]
+            owner = list(range(len(self.splits)))
+            rows = _stacked(standardised(self.X, self.y, rows)[0] for rows in self.training)
+            return train(stopped, rows, owner, seeds, epochs, self.recipe, self._say("continued")), {}
+
+        networks = self._by_split(self._kept("continued", make)[0], 1)
+        return [Trained(*each) for each in zip(networks, epochs, errors, strict=True)]
+
     def dropout_grid(self, rates: Sequence[float]) -> list[list[nn.Module]]:
         """For each split a network for every dropout rate, trained on the rest of the training part."""
         return self._dropout("grid", self.rest, [rates] * len(self.splits))
@@ -124,16 +139,20 @@ class Protocol:
 
     def _search(self, stage: str, training: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:
         def make() -> Kept:
-            parts = [standardised(self.X, self.y, *divide(rows, 0.2)) for rows in training]
-            seeds = [self._seed(stage, split, 0) for split in self.splits]
-            stack = Stack.initial(self.X.shape[1], seeds)
-            owner = list(range(len(self.splits)))
-            rows, held = _stacked(p[0] for p in parts), _stacked(p[1] for p in parts)
-            epochs, errors = search(stack, rows, held, owner, seeds, self.recipe, PATIENCE, self._say(stage))
+            stack, epochs, errors = self._stopped(stage, training)
             return stack[:0], {"epochs": [max(e, EPOCHS_AT_LEAST) for e in epochs], "errors": errors}
 
         _, found = self._kept(stage, make)
         return [int(e) for e in found["epochs"]], found["errors"]
+
+    def _stopped(self, stage: str, training: Sequence[np.ndarray]) -> tuple[Stack, list[int], list[float]]:
+        """Networks that were stopped early by the validation rows, when that was, and their errors there."""
+        parts = [standardised(self.X, self.y, *divide(rows, 0.2)) for rows in training]
+        seeds = [self._seed(stage, split, 0) for split in self.splits]
+        stack = Stack.initial(self.X.shape[1], seeds)
+        owner = list(range(len(self.splits)))
+        rows, held = _stacked(p[0] for p in parts), _stacked(p[1] for p in parts)
+        return search(stack, rows, held, owner, seeds, self.recipe, PATIENCE, self._say(stage))
 
     def _train(
         self, stage: str, training: Sequence[np.ndarray], members: Iterable[int], epochs: list[int]

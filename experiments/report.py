@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import calibration_report, digits, energy, logodds, paper_report, parameters
+from . import calibration_report, continued, digits, energy, logodds, paper_report, parameters
 from .errors import Unusable
 from .reproduce import RESULTS
 from .rows import write_table
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         paper_report.write(folder),
         digits.write(folder / "digits.csv"),
         write_table(folder / "energy.csv", energy.KEY, energy.markdown),
+        write_table(folder / "continued.csv", continued.KEY, continued.markdown),
         write_table(folder / "parameters.csv", parameters.KEY, parameters.markdown),
         write_table(folder / "logodds.csv", logodds.KEY, logodds.markdown),
     ]

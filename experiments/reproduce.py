@@ -37,7 +37,7 @@ from . import data
 from .arguments import SPLITS_HELP, file_to_write, folder_to_write, positive
 from .errors import Unusable
 from .progress import SECONDS, beside, seldom
-from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, groups, standardised
+from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, Trained, groups, standardised
 from .rows import Key, Rows
 from .training import Report, Stack
 
@@ -68,12 +68,16 @@ def exact(protocol: Protocol, i: int) -> Answer:
 
 def directions(protocol: Protocol, i: int) -> Answer:
     """Important Directions to the letter: Algorithm 3 ends with all the rows held then, up to 2k − 1."""
-    return formula(protocol, i, ImportantDirections(RANKS.get(protocol.name, 500)))
+    return formula(protocol, i, sketch(protocol.name))
 
 
 def compressed(protocol: Protocol, i: int) -> Answer:
     """Important Directions shrunk once more to k at the end, as the authors' code does."""
-    return formula(protocol, i, ImportantDirections(RANKS.get(protocol.name, 500), compress=True))
+    return formula(protocol, i, sketch(protocol.name, compress=True))
+
+
+def sketch(name: str, compress: bool = False) -> ImportantDirections:
+    return ImportantDirections(RANKS.get(name, 500), compress=compress)
 
 
 def exact_on_a_part(protocol: Protocol, i: int) -> Answer:
@@ -82,13 +86,22 @@ def exact_on_a_part(protocol: Protocol, i: int) -> Answer:
     return formula(protocol, i, Exact(), part)
 
 
-def formula(protocol: Protocol, i: int, engine: Engine, rows: Samples | None = None) -> Answer:
-    """The delta method with λ = n·wd/2, on the training part or on other rows."""
+def formula(
+    protocol: Protocol,
+    i: int,
+    engine: Engine,
+    rows: Samples | None = None,
+    trained: Trained | None = None,
+    n: int | None = None,
+) -> Answer:
+    """The delta method with λ = n·wd/2, on the training part or on other rows, for the network that was trained on the
+    former from scratch or for another one."""
     train, test = protocol.training_and_test(i)
     train = rows or train
-    trained = protocol.members(1)[i]
+    trained = trained or protocol.members(1)[i]
+    damping = (n or len(train.y)) * protocol.recipe.weight_decay / 2
     start = time.perf_counter()
-    band = PredictionIntervals(trained.networks[0], weight_decay=protocol.recipe.weight_decay, covariance=engine)
+    band = PredictionIntervals(trained.networks[0], damping=damping, covariance=engine)
     intervals = band.fit(*train, progress=False).predict(test.x, LEVEL)
     seconds = time.perf_counter() - start
     return Answer(intervals, test, trained.epochs, seconds, repr(engine), band.effective_parameters_)

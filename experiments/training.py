@@ -141,15 +141,16 @@ def search(
     recipe: Recipe,
     patience: int,
     report: Report,
-) -> tuple[list[int], list[float]]:
-    """Early stopping: for each network the epochs until `held` had not been predicted better for `patience` of them,
-    and its mean squared error there at that moment."""
-    epochs, errors = [], []
+) -> tuple[Stack, list[int], list[float]]:
+    """Early stopping, when `held` has not been predicted better for `patience` epochs: each network as it is then, how
+    many epochs that took, and its mean squared error on `held`."""
+    networks, epochs, errors = [], [], []
     for part in _groups(len(stack), recipe):
         course = _Course(stack[part], rows, owner[part], seeds[part], recipe)
         m = len(course.index)
         best, waited = torch.full((m,), torch.inf), torch.zeros(m, dtype=torch.int)
         stopped, last = [0] * m, [0.0] * m
+        finished: list[Stack | None] = [None] * m
         epoch = 0
         while len(course.index):
             epoch += 1
@@ -165,10 +166,12 @@ def search(
             for position in ended.nonzero()[:, 0].tolist():
                 i = int(course.index[position])
                 stopped[i], last[i] = epoch, error[position].item()
+                finished[i] = course.stack[slice(position, position + 1)]
             course.drop(ended)
+        networks += [network for network in finished if network is not None]
         epochs += stopped
         errors += last
-    return epochs, errors
+    return Stack.concatenate(networks), epochs, errors
 
 
 class _Course:

@@ -48,7 +48,9 @@ def test_without_a_command_the_commands_are_listed(capsys):
         assert "\n  reproduce " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["reproduce", "score", "energy", "figure", "parameters", "calibration", "digits"])
+@pytest.mark.parametrize(
+    "command", ["reproduce", "score", "energy", "continued", "figure", "parameters", "calibration", "digits"]
+)
 def test_where_results_cannot_be_written_nothing_is_begun(command, tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     cases = [("--out", tmp_path, "is not a file"), ("--out", "/dev/null", "is not a file")]

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pandas as pd
+import torch
 from made_data import options, small
 
 from deltaband import Exact, PredictionIntervals
-from experiments import energy, figure, paper_report, parameters, score
+from experiments import continued, energy, figure, paper_report, parameters, protocol, reproduce, score
+from experiments.protocol import standardised
+from experiments.training import Rows, train
 
 
 def test_all_directions_together_are_exact(folder, first):
@@ -28,7 +31,7 @@ def test_the_study_of_the_score_covers_every_sketch_and_rank(folder, monkeypatch
     score.main(arguments)  # nothing is left to do
     assert len(pd.read_csv(folder / "score.csv")) == len(table)
     paper_report.write(folder)
-    assert "| first | 2,751 | 108 | 2 |" in (folder / "score.md").read_text()
+    assert "| first | 2,751 | 108 | – | 2 |" in (folder / "score.md").read_text()
 
 
 def test_the_figure_shows_what_the_sketch_keeps(folder, monkeypatch):
@@ -39,6 +42,42 @@ def test_the_figure_shows_what_the_sketch_keeps(folder, monkeypatch):
     table = pd.read_csv(out)
     assert table.method.value_counts()["compressed"] <= 5
     assert out.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_networks_from_scratch_and_continued_are_compared(folder, monkeypatch):
+    small(monkeypatch, folder, "boston")
+    monkeypatch.setattr(continued, "NAMES", ("boston",))
+    monkeypatch.setattr(reproduce, "RANKS", {"boston": 5})
+    out = folder / "continued.csv"
+    arguments = [*options(folder, out.name), "--splits", "2"]
+    continued.main(arguments)
+    first, table = out.read_bytes(), pd.read_csv(out)
+    assert len(table) == 2 * len(continued.TRAININGS) * len(continued.METHODS)
+    widths = table.pivot_table(index="training", columns="method", values="w_sd")
+    scratch, further, smaller = (widths.loc[name] for name in continued.TRAININGS)
+    assert (scratch != further).all()
+    assert further["exact on 80 %"] == smaller["exact on 80 %"]  # its λ has that n anyway
+    assert further["compressed"] != smaller["compressed"]
+    reproduce.main([*options(folder, "methods.csv"), "--splits", "2", "--methods", *continued.METHODS])
+    same = pd.read_csv(folder / "methods.csv").groupby("method").w_sd.mean()
+    np.testing.assert_allclose(scratch[list(same.index)], same, rtol=1e-5)
+    assert "| boston | compressed | 1.33 | " in out.with_suffix(".md").read_text()
+    continued.main(arguments)  # nothing is left to do
+    assert out.read_bytes() == first
+
+
+def test_a_continued_network_is_the_stopped_one_trained_on(first):
+    stopped, epochs, _ = first._stopped("search", first.training)
+    rows = [standardised(first.X, first.y, rows)[0] for rows in first.training]
+    learnt = Rows(*(torch.from_numpy(np.stack([getattr(r, part) for r in rows])) for part in ("x", "y")))
+    seeds = [first._seed("continued", split, 0) for split in first.splits]
+    further = [max(e, protocol.EPOCHS_AT_LEAST) for e in epochs]
+    trained = train(stopped, learnt, [0, 1], seeds, further, first.recipe, lambda text: None)
+    for i, each in enumerate(first.continued()):
+        assert each.epochs == further[i]
+        for a, b in zip(each.networks[0].parameters(), trained.network(i).parameters(), strict=True):
+            assert torch.equal(a, b)
+        assert not torch.equal(each.networks[0][0].weight, first.members(1)[i].networks[0][0].weight)
 
 
 def test_the_energy_target_is_coded_in_three_orders(folder, monkeypatch):

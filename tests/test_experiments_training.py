@@ -73,7 +73,7 @@ def test_early_stopping_equals_an_ordinary_loop(rows):
     held = Rows(rows.x[:, 30:], rows.y[:, 30:])
     learnt = Rows(rows.x[:, :30], rows.y[:, :30])
     start = Stack.initial(3, SEEDS)
-    epochs, errors = search(start, learnt, held, OWNER, SEEDS, RECIPE, 4, silent)
+    stopped, epochs, errors = search(start, learnt, held, OWNER, SEEDS, RECIPE, 4, silent)
     for i, owner in enumerate(OWNER):
         best, waited = np.inf, 0
         course = one_by_one(start.network(i), learnt.x[owner], learnt.y[owner], SEEDS[i], 500)
@@ -86,11 +86,13 @@ def test_early_stopping_equals_an_ordinary_loop(rows):
                 break
         assert epochs[i] == len(seen)
         assert errors[i] == pytest.approx(error, rel=1e-3)
+        for a, b in zip(stopped.network(i).parameters(), network.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
 def test_early_stopping_ends_where_training_never_stops_improving(rows, monkeypatch):
     monkeypatch.setattr(training, "EPOCHS_AT_MOST", 3)
-    epochs, _ = search(Stack.initial(3, SEEDS), rows, rows, OWNER, SEEDS, RECIPE, 100, silent)
+    _, epochs, _ = search(Stack.initial(3, SEEDS), rows, rows, OWNER, SEEDS, RECIPE, 100, silent)
     assert epochs == [3, 3, 3]
 
 
