@@ -6,10 +6,23 @@ import argparse
 import os
 from pathlib import Path
 
+RESULTS = Path(__file__).parent / "results"
+NETWORKS = Path(__file__).parent / "networks"
 SPLITS_HELP = (
     "the first N (default 20); networks are trained for whole groups of up to 20 splits, so that those of a split do "
     "not depend on N"
 )
+
+
+def on_data(command: str, about: str, out: str) -> argparse.ArgumentParser:
+    """For an experiment on the data sets that trains networks."""
+    parser = argparse.ArgumentParser(prog=f"python -m experiments {command}", description=about.splitlines()[0])
+    parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
+    parser.add_argument("--out", type=file_to_write, default=RESULTS / out, metavar="FILE")
+    parser.add_argument(
+        "--networks", type=folder_to_write, default=NETWORKS, metavar="DIR", help="where trained networks are kept"
+    )
+    return parser
 
 
 def positive(text: str) -> int:

@@ -9,20 +9,19 @@ protocol, on the data sets where n is small against p.
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Sequence
 
 import pandas as pd
 from tqdm import tqdm
 
-from deltaband import DeltabandWarning, Exact
+from deltaband import DeltabandWarning
 
 from . import data, paper
-from .arguments import SPLITS_HELP, file_to_write, folder_to_write, positive
+from .arguments import SPLITS_HELP, on_data, positive
 from .progress import SECONDS, beside
-from .protocol import Protocol, groups, standardised
-from .reproduce import NETWORKS, RESULTS, Answer, formula, row, sketch
+from .protocol import Protocol, groups
+from .reproduce import Answer, exact_on_a_part, formula, row, sketch
 from .rows import Rows, write_table
 
 NAMES = ("boston", "concrete", "wine-red")
@@ -34,8 +33,7 @@ KEY = ("training", "data", "split", "method")  # of a row of results
 def answer(protocol: Protocol, i: int, training: str, method: str) -> Answer:
     trained = (protocol.members(1) if training == TRAININGS[0] else protocol.continued())[i]
     if method == "exact on 80 %":
-        _, part = standardised(protocol.X, protocol.y, protocol.training[i], protocol.rest[i])
-        return formula(protocol, i, Exact(), part, trained)
+        return exact_on_a_part(protocol, i, trained)
     n = len(protocol.rest[i]) if training == TRAININGS[2] else None
     return formula(protocol, i, sketch(protocol.name, compress=method == "compressed"), None, trained, n)
 
@@ -58,11 +56,8 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments continued", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
+    parser = on_data("continued", __doc__, "continued.csv")
     parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
-    parser.add_argument("--out", type=file_to_write, default=RESULTS / "continued.csv", metavar="FILE")
-    parser.add_argument("--networks", type=folder_to_write, default=NETWORKS, metavar="DIR")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)
     rows = Rows(options.out, KEY)

@@ -24,9 +24,8 @@ from tqdm import tqdm
 
 from deltaband import ClassificationIntervals, DeltabandWarning
 
-from .arguments import file_to_write, positive
+from .arguments import RESULTS, file_to_write, positive
 from .progress import SECONDS
-from .reproduce import RESULTS
 from .rows import Rows
 
 KEY = ("weight_decay", "seed")

@@ -8,7 +8,6 @@ numbers has as many values as that has classes, 37. Here the protocol is run on 
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -19,10 +18,10 @@ from tqdm import tqdm
 from deltaband import DeltabandWarning
 
 from . import data, paper
-from .arguments import SPLITS_HELP, file_to_write, folder_to_write, positive
+from .arguments import SPLITS_HELP, on_data, positive
 from .progress import SECONDS, beside
 from .protocol import Protocol, groups
-from .reproduce import NETWORKS, RESULTS, compressed, row
+from .reproduce import compressed, row
 from .rows import Rows, write_table
 
 Order = Callable[[np.ndarray], list[int]]
@@ -60,11 +59,8 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments energy", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
+    parser = on_data("energy", __doc__, "energy.csv")
     parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
-    parser.add_argument("--out", type=file_to_write, default=RESULTS / "energy.csv", metavar="FILE")
-    parser.add_argument("--networks", type=folder_to_write, default=NETWORKS, metavar="DIR")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)
     X, y = data.load("energy", data.folder(options.data))

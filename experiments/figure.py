@@ -5,7 +5,6 @@ python -m experiments figure --data DIR
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Sequence
 
@@ -14,9 +13,8 @@ import pandas as pd
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, plots
 
 from . import data
-from .arguments import file_to_write, folder_to_write
+from .arguments import on_data
 from .protocol import Protocol, groups
-from .reproduce import NETWORKS, RESULTS
 
 NAME, RANK = "wine-red", 200
 
@@ -24,10 +22,7 @@ NAME, RANK = "wine-red", 200
 def main(arguments: Sequence[str] | None = None) -> None:
     from matplotlib.figure import Figure
 
-    parser = argparse.ArgumentParser(prog="python -m experiments figure", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
-    parser.add_argument("--out", type=file_to_write, default=RESULTS / "spectra.csv")
-    parser.add_argument("--networks", type=folder_to_write, default=NETWORKS, help="where trained networks are kept")
+    parser = on_data("figure", __doc__, "spectra.csv")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
     X, y = data.load(NAME, data.folder(options.data))

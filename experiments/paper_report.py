@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from . import data, paper
-from .reproduce import KEY, METHODS, RESULTS
+from .arguments import RESULTS
+from .reproduce import KEY, METHODS
 from .rows import Rows
 from .score import KEY as SKETCHES_KEY
 from .score import METHODS as SKETCHES

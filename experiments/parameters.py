@@ -8,7 +8,6 @@ of the last layer, of the last two, and on all of them. The widths are compared 
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -19,10 +18,10 @@ from tqdm import tqdm
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, metrics
 
 from . import data
-from .arguments import file_to_write, folder_to_write
+from .arguments import on_data
 from .progress import SECONDS, beside
 from .protocol import Protocol, groups
-from .reproduce import LEVEL, NETWORKS, RESULTS
+from .reproduce import LEVEL
 from .rows import Rows, write_table
 
 NAMES = ("concrete", "wine-red")
@@ -86,10 +85,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments parameters", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
-    parser.add_argument("--out", type=file_to_write, default=RESULTS / "parameters.csv", metavar="FILE")
-    parser.add_argument("--networks", type=folder_to_write, default=NETWORKS, metavar="DIR")
+    parser = on_data("parameters", __doc__, "parameters.csv")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
     rows = Rows(options.out, KEY)

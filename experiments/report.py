@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import calibration_report, continued, digits, energy, logodds, paper_report, parameters
+from .arguments import RESULTS
 from .errors import Unusable
-from .reproduce import RESULTS
 from .rows import write_table
 
 

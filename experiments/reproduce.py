@@ -18,7 +18,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 from queue import Empty
 from typing import Any, NamedTuple
 
@@ -34,7 +33,7 @@ from deltaband.baselines import DeepEnsemble, MCDropout
 from deltaband.covariance import Engine
 
 from . import data
-from .arguments import SPLITS_HELP, file_to_write, folder_to_write, positive
+from .arguments import SPLITS_HELP, on_data, positive
 from .errors import Unusable
 from .progress import SECONDS, beside, seldom
 from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, Trained, groups, standardised
@@ -47,8 +46,6 @@ NOISE_STDS = (0.5, 0.25, 0.1)
 PASSES, PASSES_OF_THE_SEARCH = 10_000, 200
 WORKERS_HELP = "processes that share the cores, and the groups of splits whose networks are trained together"
 KEY = ("data", "split", "method")  # of a row of results
-RESULTS = Path(__file__).parent / "results"
-NETWORKS = Path(__file__).parent / "networks"
 
 
 class Answer(NamedTuple):
@@ -80,10 +77,10 @@ def sketch(name: str, compress: bool = False) -> ImportantDirections:
     return ImportantDirections(RANKS.get(name, 500), compress=compress)
 
 
-def exact_on_a_part(protocol: Protocol, i: int) -> Answer:
+def exact_on_a_part(protocol: Protocol, i: int, trained: Trained | None = None) -> Answer:
     """As the authors' code does: the network has seen the whole training part, J, s and λ are those of 80 % of it."""
     _, part = standardised(protocol.X, protocol.y, protocol.training[i], protocol.rest[i])
-    return formula(protocol, i, Exact(), part)
+    return formula(protocol, i, Exact(), part, trained)
 
 
 def formula(
@@ -223,7 +220,8 @@ def keys(name: str, splits: Iterable[int], options: argparse.Namespace) -> list[
 
 
 def parts(name: str, options: argparse.Namespace) -> Iterator[Part]:
-    X, y = data.load(name, data.folder(options.data))
+    """Of a data set, which is read here too: whatever is wrong with it is said before anything is trained."""
+    X, y = data.load(name, options.data)
     p = sum(tensor.numel() for tensor in Stack.initial(X.shape[1], [0]).parameters)
     for splits in groups(len(y), options.splits):
         yield Part(name, splits, len(splits) * len(y) * p**2)
@@ -232,9 +230,8 @@ def parts(name: str, options: argparse.Namespace) -> Iterator[Part]:
 def rows_of(part: Part, options: argparse.Namespace, done: set[Key], report: Report) -> Iterator[dict[str, object]]:
     """Those that are not there yet."""
     warnings.simplefilter("ignore", DeltabandWarning)
-    protocol = Protocol(
-        part.name, *data.load(part.name, data.folder(options.data)), part.splits, options.networks, report
-    )
+    X, y = data.load(part.name, options.data)
+    protocol = Protocol(part.name, X, y, part.splits, options.networks, report)
     for name, split, method in keys(part.name, part.splits, options):
         if (name, split, method) not in done:
             report(f"{name}, {method}: split {split}")
@@ -291,18 +288,13 @@ def work(part: Part, options: argparse.Namespace, done: set[Key], queue: Any) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments reproduce", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
+    parser = on_data("reproduce", __doc__, "methods.csv")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES, metavar="NAME")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
     parser.add_argument("--splits", type=positive, default=20, metavar="N", help=SPLITS_HELP)
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help=WORKERS_HELP)
-    parser.add_argument("--out", type=file_to_write, default=RESULTS / "methods.csv", metavar="FILE")
-    parser.add_argument(
-        "--networks", type=folder_to_write, default=NETWORKS, metavar="DIR", help="where trained networks are kept"
-    )
     options = parser.parse_args(arguments)
-    data.folder(options.data)  # whatever is wrong with it is said now
+    options.data = data.folder(options.data)
     rows = Rows(options.out, KEY)
     done = rows.done()
     wanted, todo, malformed = set(), [], False

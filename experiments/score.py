@@ -9,7 +9,6 @@ the k true singular vectors of J with the largest d ("truncation"), and with the
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,11 +26,11 @@ from deltaband.covariance.directions import importance, magnitude
 from deltaband.gradients import Network
 
 from . import data
-from .arguments import file_to_write, folder_to_write
+from .arguments import on_data
 from .errors import Unusable
 from .progress import SECONDS, beside
 from .protocol import Protocol, Samples, groups
-from .reproduce import LEVEL, NETWORKS, RESULTS
+from .reproduce import LEVEL
 from .rows import Rows
 
 RANKS = (50, 100, 200, 300, 500, 1000)
@@ -134,11 +133,8 @@ def plot(table: pd.DataFrame, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments score", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
+    parser = on_data("score", __doc__, "score.csv")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES, metavar="NAME")
-    parser.add_argument("--out", type=file_to_write, default=RESULTS / "score.csv")
-    parser.add_argument("--networks", type=folder_to_write, default=NETWORKS, help="where trained networks are kept")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore", DeltabandWarning)  # of a rank too small: that is what is studied
     rows = Rows(options.out, KEY)

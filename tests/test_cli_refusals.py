@@ -205,30 +205,31 @@ def refused(folder, monkeypatch, capsys):
         err = capsys.readouterr().err
         assert re.search(message, err), err
         assert err.count("\n") == 1
+        return err
 
     return check
 
 
 def test_networks_that_are_none_are_refused(refused):
-    refused(2, "MODEL must be package.module:factory", *fit(*WD, network_make="network"))
-    refused(2, "names a module, not a file: network:make", *fit(*WD, network_make="./network.py:make"))
-    refused(
+    assert refused(2, "MODEL must be package.module:factory", *fit(*WD, network_make="network"))
+    assert refused(2, "names a module, not a file: network:make", *fit(*WD, network_make="./network.py:make"))
+    assert refused(
         1,
         "must be callable without arguments: missing a required argument: 'size'",
         *fit(*WD, network_make="network:asking"),
     )
-    refused(1, "returned int; a torch.nn.Module is expected", *fit(*WD, network_make="network:number"))
-    refused(
+    assert refused(1, "returned int; a torch.nn.Module is expected", *fit(*WD, network_make="network:number"))
+    assert refused(
         1,
         "is NoneType; a function that returns a torch.nn.Module is expected",
         *fit(*WD, network_make="network:__doc__"),
     )
-    refused(
+    assert refused(
         1,
         "returns 2 numbers a row, and there are 1 targets: y",
         *[e for e in fit(*WD, network_make="network:two") if e not in ("--weights", "w.pt")],
     )
-    refused(
+    assert refused(
         1,
         r"could not take 4 features \(a, b, z, note\)|column 'note' holds text",
         *[e for e in fit(*WD) if e not in ("--features", "a,b")],
@@ -238,10 +239,10 @@ def test_networks_that_are_none_are_refused(refused):
 def test_modules_that_do_not_import_are_refused(refused, folder):
     (folder / "lacking.py").write_text("import nothing_of_the_kind\n")
     (folder / "leaving.py").write_text("raise SystemExit('bye')\n")
-    refused(
+    assert refused(
         1, "importing lacking failed: .*No module named 'nothing_of_the_kind'", *fit(*WD, network_make="lacking:make")
     )
-    refused(1, "importing leaving failed: SystemExit: .*bye", *fit(*WD, network_make="leaving:make"))
+    assert refused(1, "importing leaving failed: SystemExit: .*bye", *fit(*WD, network_make="leaving:make"))
 
 
 def test_weights_that_are_none_are_refused(refused, folder):
@@ -251,41 +252,45 @@ def test_weights_that_are_none_are_refused(refused, folder):
     torch.save({"0.weight": torch.zeros(8, 2)}, folder / "few.pt")
     state = torch.load(folder / "w.pt")
     torch.save({**state, "3.bias": torch.zeros(1)}, folder / "many.pt")
-    refused(1, "there is no file w9.pt", *fit(*WD, w_pt="w9.pt"))
-    refused(1, "junk.pt", *fit(*WD, w_pt="junk.pt"))
-    refused(1, "junk.safetensors could not be read", *fit(*WD, w_pt="junk.safetensors"))
-    refused(1, "is not a state dict: its entry 'epoch' is no tensor", *fit(*WD, w_pt="checkpoint.pt"))
-    refused(1, "few.pt has no '0.bias'", *fit(*WD, w_pt="few.pt"))
-    refused(1, "it has no '3.bias'", *fit(*WD, w_pt="many.pt"))
+    assert refused(1, "there is no file w9.pt", *fit(*WD, w_pt="w9.pt"))
+    assert refused(1, "junk.pt", *fit(*WD, w_pt="junk.pt"))
+    assert refused(1, "junk.safetensors could not be read", *fit(*WD, w_pt="junk.safetensors"))
+    assert refused(1, "is not a state dict: its entry 'epoch' is no tensor", *fit(*WD, w_pt="checkpoint.pt"))
+    assert refused(1, "few.pt has no '0.bias'", *fit(*WD, w_pt="few.pt"))
+    assert refused(1, "it has no '3.bias'", *fit(*WD, w_pt="many.pt"))
 
 
 def test_options_that_make_no_sense_are_refused(refused):
-    refused(2, "--loss must be mean, half_mean or sum", *fit(*WD, "--loss", "huber"))
-    refused(2, "batch_size goes with loss='sum'", *fit(*WD, "--batch-size", 10))
-    refused(2, "weight_decay must be a finite number", *fit("--weight-decay", "nan", "--out", "new.band"))
-    refused(2, "is no key=value of exact, which has no settings", *fit(*WD, "--engine", "exact:rank=3"))
-    refused(
+    assert refused(2, "--loss must be mean, half_mean or sum", *fit(*WD, "--loss", "huber"))
+    assert refused(2, "batch_size goes with loss='sum'", *fit(*WD, "--batch-size", 10))
+    assert refused(2, "weight_decay must be a finite number", *fit("--weight-decay", "nan", "--out", "new.band"))
+    assert refused(2, "is no key=value of exact, which has no settings", *fit(*WD, "--engine", "exact:rank=3"))
+    assert refused(
         2,
         "did you mean 'rank'.*which takes rank, tail, compress, memory",
         *fit(*WD, "--engine", "important-directions:rnk=3"),
     )
-    refused(2, "rank must be a positive whole number", *fit(*WD, "--engine", "important-directions:rank=-3"))
-    refused(2, "--memory must be a number of bytes such as 2GB", *fit(*WD, "--memory", "lots"))
-    refused(2, "fraction between 0 and 1", *fit("--calibration", "1.5", "--out", "new.band"))
-    refused(1, "there is no file held.csv", *fit("--calibration", "held.csv", "--out", "new.band"))
-    refused(1, "features.csv has no column 'y'", *fit("--calibration", "features.csv", "--out", "new.band"))
-    refused(2, "go together, one of each for every target: 1", *fit(*WD, "--target-mean", "3"))
-    refused(2, "--target-std positive", *fit(*WD, "--target-mean", 3, "--target-std", 0))
-    refused(2, "cannot be both a feature and a target", *fit(*WD, a_b="a,y"))
-    refused(1, "column 'a' is named more than once", *fit(*WD, a_b="a,a"))
-    refused(2, "some of 0.5, 0.5 are the same", *PREDICT, "test.csv", "--level", 0.5, "--level", 0.5)
-    refused(2, "No such command 'fitt'", "fitt")
-    refused(1, "memory.*`deltaband plan` shows what would fit", *fit(*WD, "--engine", "exact", "--memory", "1kB"))
+    assert refused(2, "rank must be a positive whole number", *fit(*WD, "--engine", "important-directions:rank=-3"))
+    assert refused(2, "--memory must be a number of bytes such as 2GB", *fit(*WD, "--memory", "lots"))
+    assert refused(2, "fraction between 0 and 1", *fit("--calibration", "1.5", "--out", "new.band"))
+    assert refused(1, "there is no file held.csv", *fit("--calibration", "held.csv", "--out", "new.band"))
+    assert refused(1, "features.csv has no column 'y'", *fit("--calibration", "features.csv", "--out", "new.band"))
+    assert refused(2, "go together, one of each for every target: 1", *fit(*WD, "--target-mean", "3"))
+    assert refused(2, "--target-std positive", *fit(*WD, "--target-mean", 3, "--target-std", 0))
+    assert refused(2, "cannot be both a feature and a target", *fit(*WD, a_b="a,y"))
+    assert refused(1, "column 'a' is named more than once", *fit(*WD, a_b="a,a"))
+    assert refused(2, "some of 0.5, 0.5 are the same", *PREDICT, "test.csv", "--level", 0.5, "--level", 0.5)
+    assert refused(2, "No such command 'fitt'", "fitt")
+    assert refused(
+        1, "memory.*`deltaband plan` shows what would fit", *fit(*WD, "--engine", "exact", "--memory", "1kB")
+    )
 
 
 def test_an_output_in_a_folder_without_permission_is_refused_before_the_work(refused, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # root may write anywhere
-    refused(1, "--out: no permission to write into", *fit("--damping", "1", "--out", "new.band", train_csv="none.csv"))
+    assert refused(
+        1, "--out: no permission to write into", *fit("--damping", "1", "--out", "new.band", train_csv="none.csv")
+    )
 
 
 def test_a_classifiers_band_is_refused(refused, folder):
@@ -296,7 +301,7 @@ def test_a_classifiers_band_is_refused(refused, folder):
     labels = (data.y > 0).to_numpy().astype(int) + (data.y > 1).to_numpy()
     band = ClassificationIntervals(model, damping=1.0).fit(data[["a", "b"]].to_numpy(), labels, progress=False)
     band.save(folder / "classes.band")
-    refused(
+    assert refused(
         1,
         "holds ClassificationIntervals: the command line is for PredictionIntervals",
         "evaluate",
@@ -310,10 +315,10 @@ def test_what_a_command_reads_is_never_replaced(refused, folder):
     page = ["report", "y.band", "--model", "network:make", "--data", "test.csv", "--force", "--out"]
     (folder / "as.band").symlink_to("train.csv")
     before = (folder / "train.csv").read_bytes()
-    refused(2, "is what the command reads", *fit("--damping", "1", "--force", "--out", "as.band"))
-    refused(2, "a name that ends in .band is expected", *fit("--damping", "1", "--force", "--out", "train.csv"))
-    refused(2, "a name that ends in .html is expected", *page, "test.csv")
-    refused(2, "a name that ends in .html is expected", *page, "y.band")
+    assert refused(2, "is what the command reads", *fit("--damping", "1", "--force", "--out", "as.band"))
+    assert refused(2, "a name that ends in .band is expected", *fit("--damping", "1", "--force", "--out", "train.csv"))
+    assert refused(2, "a name that ends in .html is expected", *page, "test.csv")
+    assert refused(2, "a name that ends in .html is expected", *page, "y.band")
     (folder / "as.band").unlink()
     assert (folder / "train.csv").read_bytes() == before
 
@@ -321,8 +326,8 @@ def test_what_a_command_reads_is_never_replaced(refused, folder):
 def test_tables_with_another_separator_or_a_bare_header_are_told(refused, folder):
     (folder / "semicolons.csv").write_text("a;b;y\n1;2;3\n")
     (folder / "bare.csv").write_text("a,b,y")
-    refused(1, "columns seem to be separated by ';'; commas are expected", *fit(*WD, train_csv="semicolons.csv"))
-    refused(1, "bare.csv has no rows", *fit(*WD, train_csv="bare.csv"))
+    assert refused(1, "columns seem to be separated by ';'; commas are expected", *fit(*WD, train_csv="semicolons.csv"))
+    assert refused(1, "bare.csv has no rows", *fit(*WD, train_csv="bare.csv"))
 
 
 def test_what_the_users_code_prints_does_not_get_into_the_results(folder, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from experiments import digits, logodds
 from experiments.__main__ import main
-from experiments.reproduce import RESULTS
+from experiments.arguments import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "classification.md"
 

@@ -93,8 +93,8 @@ class Units:
         if self.scaler is None or len(values) == 0:
             return False
         first, last = values.min(axis=0), values.max(axis=0)
-        steps, falls = along(self._inverse, first, np.maximum(last, first + 1))
-        if falls.any() and (steps[-1] > steps[0])[~falls].any():
+        back, falls = along(self._inverse, first, np.maximum(last, first + 1))
+        if falls.any() and (back[-1] > back[0])[~falls].any():
             raise ValueError("target_transform turns the order of some outputs round and not of others: not supported")
         return bool(falls.any())
 

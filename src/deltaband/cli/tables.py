@@ -220,9 +220,13 @@ def numbers(
         if wrong.any():
             row = int(wrong.argmax())
             value = found[row, j]
-            large = f"a value ({value:g}) that is too large for the network's {str(dtype).removeprefix('torch.')}"
-            told = large if np.isfinite(value) else "an infinite value"
-            bad.append((row, name, _what(column[row].as_py()) if np.isnan(value) else told))
+            if np.isnan(value):
+                what = _what(column[row].as_py())
+            elif np.isinf(value):
+                what = "an infinite value"
+            else:
+                what = f"a value ({value:g}) that is too large for the network's {str(dtype).removeprefix('torch.')}"
+            bad.append((row, name, what))
     if bad:
         row, name, what = min(bad)
         advice = "remove or impute such rows" if "value" in what else "numbers are expected"
