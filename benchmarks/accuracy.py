@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy --data DIR
 
 For each data set a [50, 50] and a [256, 256] network is trained, for each budget each engine gets the largest size that
-its own prediction of its memory allows. "auto" is what `covariance="auto"` would choose with that `memory`, of which it
+its own prediction of its memory allows. "auto" is what `engine="auto"` would choose with that `memory`, of which it
 leaves half to the comparison with the exact method. Results go
 to `accuracy.csv`, row by row, then to `accuracy.md` and `accuracy.png`; an interrupted run goes on where it stopped.
 """
@@ -34,8 +34,8 @@ from deltaband import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from deltaband.covariance import Engine, Problem, plan
-from deltaband.covariance.memory import largest
+from deltaband.engines import Engine, Problem, plan
+from deltaband.engines.memory import largest
 from experiments import data
 from experiments.rows import Rows
 
@@ -85,7 +85,7 @@ class Task(NamedTuple):
 
     def fitted(self, engine: Engine) -> tuple[PredictionIntervals, np.ndarray, float]:
         """The band, the widths of the new rows, and the seconds of the fit."""
-        band = PredictionIntervals(self.network, weight_decay=WEIGHT_DECAY, covariance=engine)
+        band = PredictionIntervals(self.network, weight_decay=WEIGHT_DECAY, engine=engine)
         start = time.perf_counter()
         band.fit(self.x, self.y, progress=False)
         seconds = time.perf_counter() - start

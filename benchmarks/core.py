@@ -26,8 +26,8 @@ from deltaband import (
     PredictionIntervals,
     RobustFrequentDirections,
 )
-from deltaband.batch import GradientBatch
-from deltaband.covariance import Engine
+from deltaband.engines import Engine
+from deltaband.network.gradient_batch import GradientBatch
 
 from .measure import Neighbours, Report, Result, environment, gflops, limited_to, peak_memory, race
 from .workload import QUICK, WEIGHT_DECAY, Size, ThinSketch, Workload, network
@@ -171,7 +171,7 @@ def peak(size: Size, engine: Engine | None, n: int) -> float:
             yield torch.randn(rows, size.features), torch.randn(rows)
 
     if engine is not None:
-        PredictionIntervals(model, weight_decay=WEIGHT_DECAY, covariance=engine).fit(stream(), n_rows=n, progress=False)
+        PredictionIntervals(model, weight_decay=WEIGHT_DECAY, engine=engine).fit(stream(), n_rows=n, progress=False)
     return peak_memory()
 
 

@@ -60,7 +60,7 @@ def work(engine: str, n: int, rank: int, size: int, folder: Path) -> None:
     model = perceptron(*SIZES)
     generator = torch.Generator().manual_seed(0)
     X, y = torch.randn(n, SIZES[0], generator=generator), torch.randn(n, generator=generator)
-    band = deltaband.PredictionIntervals(model, damping=1.0, covariance=eval(f"deltaband.{engine}"))
+    band = deltaband.PredictionIntervals(model, damping=1.0, engine=eval(f"deltaband.{engine}"))
     band.fit(X[:2000], y[:2000], progress=False)  # whatever is slow the first time
     moved = counted()
     dist.barrier()

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from deltaband import DeltabandWarning
-from deltaband.asking import checked_gradients
-from deltaband.gradients import Network
-from deltaband.inputs import Inputs
+from deltaband.data.inputs import Inputs
+from deltaband.fitting.evaluate import checked_gradients
+from deltaband.network.network import Network
 
 from .measure import Neighbours, Report, Result, gflops, limited_to, race
 from .problem import perceptron

@@ -71,7 +71,7 @@ def ours(path: Path, repeats: int) -> Answer:
     bands = []
 
     def fit(problem: Problem) -> Callable[[Tensor], Intervals]:
-        band = PredictionIntervals(problem.model, damping=problem.damping, covariance=Exact())
+        band = PredictionIntervals(problem.model, damping=problem.damping, engine=Exact())
         bands.append(band.fit(problem.X, problem.y, progress=False))
         return band.predict
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from deltaband import DeltabandWarning, Exact, PredictionIntervals
-from deltaband.gradients import Network
+from deltaband.network.network import Network
 
 from .measure import Neighbours, Report, Result, environment, gflops, limited_to, peak_memory, resident_memory
 from .problem import perceptron
@@ -94,7 +94,7 @@ def measured(work: Callable[[], object]) -> tuple[float, float]:
 
 def fit_and_predict(case: Case, covariance: Any, memory: float | None = None) -> dict[str, Any]:
     model, X, y, new = replace(case, epochs=0).build()  # training would leave its own peak behind
-    band = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, covariance=covariance, memory=memory)
+    band = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, engine=covariance, memory=memory)
     chosen = band.plan(X, y).chosen
     assert chosen is not None
     seconds, megabytes = measured(lambda: band.fit(X, y, progress=False).predict(new))
@@ -112,7 +112,7 @@ def against_training(case: Case, covariance: Any, memory: float | None, epochs: 
     """The same network in one process: seconds of training, and of a fit and predictions."""
     model, X, y, new = case.build()
     training = train(model, X, y, epochs)
-    band = PredictionIntervals(model.eval(), weight_decay=WEIGHT_DECAY, covariance=covariance, memory=memory)
+    band = PredictionIntervals(model.eval(), weight_decay=WEIGHT_DECAY, engine=covariance, memory=memory)
     start = time.perf_counter()
     band.fit(X, y, progress=False)
     fitted = time.perf_counter()
@@ -136,7 +136,7 @@ def against_exact(case: Case, memory: float) -> dict[str, Any]:
     assert chosen is not None
     widths, p_star = [], []
     for engine in (chosen.engine, Exact()):
-        band = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, covariance=engine)
+        band = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, engine=engine)
         band.fit(X[:SUBSET], y[:SUBSET], progress=False)
         widths.append(band.predict(new).width.double().numpy())
         p_star.append(band.effective_parameters_)
@@ -157,7 +157,7 @@ def against_dense(kind: str) -> dict[str, Any]:
     model, X = NETWORKS[kind]()
     y = torch.randn(len(X))
     n = len(X) - 50
-    band = PredictionIntervals(model, damping=DAMPING, covariance=Exact()).fit(X[:n], y[:n], progress=False)
+    band = PredictionIntervals(model, damping=DAMPING, engine=Exact()).fit(X[:n], y[:n], progress=False)
     q, h = (answer(X[n:]).double().numpy() for answer in (band.variance, band.leverage))
     G = np.concatenate([rows.double().numpy() for rows in _rows(model, X)])
     J, g = G[:n], G[n:]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from deltaband import PredictionIntervals
-from deltaband.covariance import Engine, importance
-from deltaband.covariance.directions import ZERO
-from deltaband.gradients import Network
+from deltaband.engines import Engine, importance
+from deltaband.engines.directions import ZERO
+from deltaband.network.network import Network
 
 from .problem import perceptron
 
@@ -52,7 +52,7 @@ class Workload:
         self.p = sum(w.numel() for w in self.parameters.values())
 
     def fit(self, engine: Engine) -> PredictionIntervals:
-        band = PredictionIntervals(self.model, weight_decay=WEIGHT_DECAY, covariance=engine)
+        band = PredictionIntervals(self.model, weight_decay=WEIGHT_DECAY, engine=engine)
         return band.fit(self.X, self.y, progress=False)
 
     def gradients(self, rows: int) -> Iterator[Tensor]:

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "compressed": ImportantDirections(RANK, compress=True),
     }
     found = {
-        method: PredictionIntervals(network, weight_decay=protocol.recipe.weight_decay, covariance=engine)
+        method: PredictionIntervals(network, weight_decay=protocol.recipe.weight_decay, engine=engine)
         .fit(*train, progress=False)
         .spectrum()
         for method, engine in engines.items()

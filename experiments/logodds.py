@@ -85,14 +85,16 @@ def study(name: str, repetitions: int) -> list[dict[str, object]]:
         model = network(hidden)
         model.load_state_dict(truth.state_dict())  # to the minimum nearby: others have the units in another order
         train(model, X, y, weight_decay)
-        for gram in ("joint", "own"):
-            band = ClassificationIntervals(model, weight_decay=weight_decay, gram=gram).fit(X, y, progress=False)
-            found[gram].append(band.variance(new).numpy())
-            if gram == "joint":
+        for per_output in (False, True):
+            band = ClassificationIntervals(model, weight_decay=weight_decay, per_output=per_output).fit(
+                X, y, progress=False
+            )
+            found["own" if per_output else "joint"].append(band.variance(new).numpy())
+            if not per_output:
                 found["score"].append(band.predict(new).log_odds.mean.numpy())
                 p_star.append(band.effective_parameters_)
     simulated = np.std(found["score"], axis=0, ddof=1)
-    joint, own = (np.sqrt(np.mean(found[gram], axis=0)) for gram in ("joint", "own"))
+    joint, own = (np.sqrt(np.mean(found[each], axis=0)) for each in ("joint", "own"))
     return [
         {
             "setting": name,

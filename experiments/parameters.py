@@ -41,7 +41,7 @@ def study(protocol: Protocol, i: int) -> Iterator[dict[str, object]]:
         names = [f"{owner}.*" for owner in owners[-count:]]
         for rank in (None, *RANKS):
             engine = Exact() if rank is None else ImportantDirections(rank, compress=True)
-            band = PredictionIntervals(network, weight_decay=weight_decay, parameters=names, covariance=engine)
+            band = PredictionIntervals(network, weight_decay=weight_decay, parameters=names, engine=engine)
             intervals = band.fit(*train, progress=False).predict(test.x, LEVEL)
             reference = intervals.width if reference is None else reference  # the first is exact on all
             p = band.n_parameters_

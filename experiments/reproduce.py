@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from deltaband import DeltabandWarning, Exact, ImportantDirections, Intervals, PredictionIntervals, metrics
 from deltaband.baselines import DeepEnsemble, MCDropout
-from deltaband.covariance import Engine
+from deltaband.engines import Engine
 
 from . import data
 from .arguments import SPLITS_HELP, on_data, positive
@@ -98,7 +98,7 @@ def formula(
     trained = trained or protocol.members(1)[i]
     damping = (n or len(train.y)) * protocol.recipe.weight_decay / 2
     start = time.perf_counter()
-    band = PredictionIntervals(trained.networks[0], damping=damping, covariance=engine)
+    band = PredictionIntervals(trained.networks[0], damping=damping, engine=engine)
     intervals = band.fit(*train, progress=False).predict(test.x, LEVEL)
     seconds = time.perf_counter() - start
     return Answer(intervals, test, trained.epochs, seconds, repr(engine), band.effective_parameters_)
@@ -109,7 +109,7 @@ def calibrated(protocol: Protocol, i: int) -> Answer:
     rest, held, test = standardised(protocol.X, protocol.y, protocol.rest[i], protocol.held[i], protocol.test[i])
     trained = protocol.without_held()[i]
     start = time.perf_counter()
-    band = PredictionIntervals(trained.networks[0], weight_decay=protocol.recipe.weight_decay, covariance=Exact())
+    band = PredictionIntervals(trained.networks[0], weight_decay=protocol.recipe.weight_decay, engine=Exact())
     intervals = band.fit(*rest, progress=False).calibrate(*held).predict(test.x, LEVEL)
     seconds = time.perf_counter() - start
     # in the unit of the other methods, the standard deviation of the whole training part's targets

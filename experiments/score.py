@@ -22,8 +22,8 @@ from torch import nn
 from tqdm import tqdm
 
 from deltaband import DeltabandWarning, ImportantDirections, PredictionIntervals, RobustFrequentDirections
-from deltaband.covariance.directions import importance, magnitude
-from deltaband.gradients import Network
+from deltaband.engines.directions import importance, magnitude
+from deltaband.network.network import Network
 
 from . import data
 from .arguments import on_data
@@ -87,7 +87,7 @@ def study(name: str, protocol: Protocol) -> Iterator[dict[str, object]]:
             if method in ("directions", "robust"):
                 sketch = ImportantDirections if method == "directions" else RobustFrequentDirections
                 engine = sketch(rank, compress=True, tail="none")
-                band = PredictionIntervals(network, weight_decay=protocol.recipe.weight_decay, covariance=engine)
+                band = PredictionIntervals(network, weight_decay=protocol.recipe.weight_decay, engine=engine)
                 widths = band.fit(*train, progress=False).predict(test.x, LEVEL).width
             else:
                 score = (magnitude if method == "truncation" else importance)(spectral.d, spectral.damping)

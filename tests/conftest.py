@@ -1,55 +1,16 @@
-"""Small networks and data for all tests."""
+"""Fixtures for all tests."""
 
 import os
-import threading
-from collections.abc import Callable
 
 # The matrices here are tiny: BLAS threads only wait for each other, for minutes where the machine is busy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from deltaband.batch import GradientBatch
-
-
-def batch(rows: np.ndarray, dtype: torch.dtype = torch.float64) -> GradientBatch:
-    return GradientBatch.of(torch.from_numpy(np.ascontiguousarray(rows)).to(dtype))
-
-
-def mlp(n_inputs: int = 3, hidden: int = 8, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(n_inputs, hidden), nn.Tanh(), nn.Linear(hidden, 1)).to(dtype)
-
-
-def dropout_mlp(p: float = 0.3, dtype: torch.dtype = torch.float64, inplace: bool = False) -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Dropout(p, inplace), nn.Linear(3, 8), nn.Tanh(), nn.Dropout(p), nn.Linear(8, 1)).to(dtype)
-
-
-class Cube(nn.Module):
-    """Overflows."""
-
-    def forward(self, x):
-        return x**3
-
-
-def regression(n: int = 80, n_inputs: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    X = torch.randn(n, n_inputs, generator=generator, dtype=torch.float64)
-    return X, X.sum(dim=1).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
-
-
-def in_threads(work: Callable[[int], None], count: int = 8) -> None:
-    """`work(i)` for each i at the same time."""
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+from tests.support.networks import mlp, regression
 
 
 @pytest.fixture
@@ -60,23 +21,3 @@ def model() -> nn.Sequential:
 @pytest.fixture
 def data() -> tuple[torch.Tensor, torch.Tensor]:
     return regression()
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Small data sets for the experiments, "first" and "second"."""
-    from made_data import small
-
-    monkeypatch.delenv("DELTABAND_DATA", raising=False)
-    small(monkeypatch, tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def first(folder):
-    """The splits of the first of them."""
-    from experiments import data
-    from experiments.protocol import Protocol
-
-    X, y = data.load("first", folder)
-    return Protocol("first", X, y, range(2), folder / "networks", lambda text: None)

@@ -290,7 +290,7 @@ def power_law(energy: float, count: int, largest: float, after: int) -> np.ndarr
 
 
 class SpreadDirections(Directions):
-    """Directions with tail="spread": a diary of what each shrink lets go."""
+    """Directions with tail="estimate": a diary of what each shrink lets go."""
 
     def __init__(self, rank: int, damping: float, score, compress: bool = False) -> None:
         super().__init__(rank, damping, score, compress=compress)

@@ -6,15 +6,15 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-import reference
 import torch
-from conftest import Cube, dropout_mlp, in_threads, mlp, regression
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import tests.reference as reference
 from deltaband import Intervals, NotFittedError
 from deltaband.baselines import DeepEnsemble, MCDropout
+from tests.support.networks import Cube, dropout_mlp, in_threads, mlp, regression
 
 
 def ensemble(members: int = 4, dtype: torch.dtype = torch.float64, **settings) -> DeepEnsemble:
@@ -237,7 +237,7 @@ class Pause(nn.Module):
 
 
 def test_threads_get_the_numbers_of_one(monkeypatch):
-    monkeypatch.setattr("deltaband.gradients.CHUNK_ROWS_AT_MOST", 20)
+    monkeypatch.setattr("deltaband.network.network.CHUNK_ROWS_AT_MOST", 20)
     bands = [MCDropout(nn.Sequential(Pause(), dropout_mlp()), noise_std=0.2, passes=10), ensemble()]
     inputs = [regression(20, seed=i)[0] for i in range(8)]
     expected = [[band.predict(x) for band in bands] for x in inputs]
@@ -278,7 +278,7 @@ def test_bad_rows_are_named(which, data):
 
 @pytest.mark.parametrize("at_most", [4096, 7])
 def test_bad_outputs_are_named_by_their_row_in_x(monkeypatch, at_most):
-    monkeypatch.setattr("deltaband.gradients.CHUNK_ROWS_AT_MOST", at_most)
+    monkeypatch.setattr("deltaband.network.network.CHUNK_ROWS_AT_MOST", at_most)
     x = regression(30)[0]
     x[17] = 1e200
     nets = [nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.2), Cube()).double() for _ in range(2)]

@@ -3,15 +3,14 @@ import warnings
 
 import numpy as np
 import pytest
-import reference
 import statsmodels.api as sm
 import torch
-from made_classifiers import classifier, fitted, labelled, trained
 from scipy import special, stats
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+import tests.reference as reference
 from deltaband import (
     ClassificationIntervals,
     Exact,
@@ -20,22 +19,23 @@ from deltaband import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from deltaband.odds import log_odds
+from deltaband.network.log_odds import log_odds
+from tests.support.classifiers import classifier, fitted, labelled, trained
 
 
 @pytest.mark.parametrize("n", [70, 8])  # primal and dual, for most
-@pytest.mark.parametrize("gram", ["joint", "own"])
+@pytest.mark.parametrize("per_output", [False, True])
 @pytest.mark.parametrize("n_outputs", [1, 2, 3, 10])
 @pytest.mark.filterwarnings("ignore:the network has p")
-def test_all_answers_are_those_of_the_dense_formulas(n_outputs, gram, n):
+def test_all_answers_are_those_of_the_dense_formulas(n_outputs, per_output, n):
     n_classes = max(n_outputs, 2)
     model, (X, y), new = classifier(n_outputs), labelled(n, n_classes), labelled(4, seed=9)[0]
-    band = fitted(model, (X, y), gram=gram, classes=range(n_classes))
+    band = fitted(model, (X, y), per_output=per_output, classes=range(n_classes))
     result, q, h = band.predict(new, 0.9), band.variance(new), band.leverage(new)
-    own = gram == "own" and n_outputs > 2
+    own = per_output and n_outputs > 2
     p_star = np.atleast_1d(band.effective_parameters_)
     for c in range(n_classes):
-        F = reference.fisher(model, X, c if gram == "own" else None)
+        F = reference.fisher(model, X, c if per_output else None)
         for i in range(4):
             p, _, s, S = reference.class_gradients(model, new[i])
             expected_q, expected_h, expected_p_star = reference.fisher_answers(F, 0.7, S[c])
@@ -127,7 +127,7 @@ def test_the_scores_of_refitted_networks_scatter_as_much_as_the_intervals_say():
         scores.append(log_odds(model(new)).detach().numpy())
         settings = {"damping": None, "weight_decay": 3e-3}
         variances.append(fitted(model, (X, y), **settings).variance(new).numpy())
-        own.append(fitted(model, (X, y), **settings, gram="own").variance(new).numpy())
+        own.append(fitted(model, (X, y), **settings, per_output=True).variance(new).numpy())
     deviation = np.std(scores, axis=0, ddof=1)
     ratio = np.sqrt(np.mean(variances, axis=0)) / deviation
     assert 0.85 < np.median(ratio) < 1.15, ratio
@@ -206,17 +206,17 @@ def test_numpy_in_numpy_out_several_levels_and_no_rows():
         result.classes = ()
 
 
-@pytest.mark.parametrize("gram", ["joint", "own"])
-def test_loaders_arrays_and_batches_give_the_same_intervals(gram):
+@pytest.mark.parametrize("per_output", [False, True])
+def test_loaders_arrays_and_batches_give_the_same_intervals(per_output):
     model, (X, y) = classifier(3), labelled(50, 3)
     sources = [
         (X, y),
         (X.numpy(), y.double().numpy()[:, None]),
         (DataLoader(TensorDataset(X, y), batch_size=7, shuffle=True),),
         ([(X[:30], y[:30]), (X[30:], y[30:])],),
-        *([((((X[i : i + 9], y[i : i + 9]) for i in range(0, 50, 9))),)] if gram == "joint" else []),
+        *([((((X[i : i + 9], y[i : i + 9]) for i in range(0, 50, 9))),)] if not per_output else []),
     ]
-    bands = [fitted(model, source, gram=gram) for source in sources]
+    bands = [fitted(model, source, per_output=per_output) for source in sources]
     for band in bands[1:]:
         torch.testing.assert_close(band.predict(X).log_odds.lower, bands[0].predict(X).log_odds.lower)
         assert band.n_rows_ == 50
@@ -229,24 +229,24 @@ ENGINES = [ImportantDirections(40), RobustFrequentDirections(40), Nystrom(100), 
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
-@pytest.mark.parametrize("gram", ["joint", "own"])
-def test_every_engine_is_near_the_exact_intervals_at_a_generous_size(gram, engine):
+@pytest.mark.parametrize("per_output", [False, True])
+def test_every_engine_is_near_the_exact_intervals_at_a_generous_size(per_output, engine):
     model, data = classifier(3), labelled(80, 3)
-    exact = fitted(model, data, gram=gram, covariance=Exact()).predict(data[0]).log_odds.width
-    other = fitted(model, data, gram=gram, covariance=engine).predict(data[0]).log_odds.width
+    exact = fitted(model, data, per_output=per_output, engine=Exact()).predict(data[0]).log_odds.width
+    other = fitted(model, data, per_output=per_output, engine=engine).predict(data[0]).log_odds.width
     np.testing.assert_allclose(other, exact, rtol=0.1)
 
 
-@pytest.mark.parametrize("gram", ["joint", "own"])
+@pytest.mark.parametrize("per_output", [False, True])
 @pytest.mark.parametrize("rank", [5, 20])
-def test_an_error_report_is_about_widths_without_noise(rank, gram):
+def test_an_error_report_is_about_widths_without_noise(rank, per_output):
     model, data, new = classifier(3, hidden=40), labelled(500, 3), labelled(100, seed=1)[0]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        band = fitted(model, data, gram=gram, covariance=RobustFrequentDirections(rank))
-    exact = fitted(model, data, gram=gram, covariance=Exact())
+        band = fitted(model, data, per_output=per_output, engine=RobustFrequentDirections(rank))
+    exact = fitted(model, data, per_output=per_output, engine=Exact())
     true = (band.predict(new).log_odds.width / exact.predict(new).log_odds.width - 1).abs().mean(dim=0)
-    true = float(true.mean() if gram == "joint" else true.max())  # of the class that is worst
+    true = float(true.mean() if not per_output else true.max())  # of the class that is worst
     report = band.error_report(new)
     assert report.width == pytest.approx(true, rel=0.3)
     estimated = max(fit.error.width for fit in band._fits)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from made_classifiers import classifier, fitted, labelled
 from torch import nn
 
 from deltaband import ClassificationIntervals, DeltabandWarning, NotFittedError, PredictionIntervals
-from deltaband.odds import joint_fisher, log_odds
+from deltaband.network.log_odds import joint_fisher, log_odds
+from tests.support.classifiers import classifier, fitted, labelled
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1e3, 1e6])
@@ -119,8 +119,8 @@ def test_fewer_rows_than_classes_and_a_class_never_seen_are_fine():
         ({"classes": [True]}, r"classes must be the number of a class, a list"),
         ({"classes": "cat"}, r"classes must be the number of a class, a list"),
         ({"classes": []}, r"classes must be the number of a class, a list"),
-        ({"classes": "predicted", "gram": "own"}, r"classes='predicted' goes with gram='joint'"),
-        ({"gram": "both"}, r"gram must be 'joint' or 'own'"),
+        ({"classes": "predicted", "per_output": True}, r"classes='predicted' goes with per_output=False"),
+        ({"per_output": "both"}, r"per_output must be True or False"),
         ({"damping": None}, r"weight_decay=, or damping=λ"),
         ({"damping": -1.0}, r"damping must be a finite number ≥ 0"),
     ],

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from conftest import mlp, regression
 
 from deltaband import PredictionIntervals
 from deltaband.baselines import DeepEnsemble
+from tests.support.networks import mlp, regression
 
 
 @pytest.mark.parametrize("value", [True, False, np.True_])

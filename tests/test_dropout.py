@@ -3,14 +3,14 @@ import math
 
 import numpy as np
 import pytest
-import reference
 import torch
-from conftest import Cube, dropout_mlp, mlp, regression
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import tests.reference as reference
 from deltaband.baselines import MCDropout
+from tests.support.networks import Cube, dropout_mlp, mlp, regression
 
 DROPOUTS = nn.Dropout, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout
 
@@ -50,7 +50,7 @@ def scripted_mlp() -> nn.Sequential:
 
 @pytest.mark.parametrize("at_most", [4096, 1000, 26, 20, 7, 1])  # rows in one forward; 20 rows are asked about
 def test_the_interval_is_that_of_the_mean_and_variance_over_all_passes(monkeypatch, at_most):
-    monkeypatch.setattr("deltaband.gradients.CHUNK_ROWS_AT_MOST", at_most)
+    monkeypatch.setattr("deltaband.network.network.CHUNK_ROWS_AT_MOST", at_most)
     model, x, passes = scripted_mlp(), regression(20)[0], 203
     intervals = MCDropout(model, noise_std=0.3, passes=passes).predict(x, level=0.8)
     naive = with_dropout_on(model)
@@ -65,7 +65,7 @@ def test_the_interval_is_that_of_the_mean_and_variance_over_all_passes(monkeypat
 
 @pytest.mark.parametrize("at_most", [4096, 26, 7])
 def test_the_likelihood_is_the_log_of_the_mean_density_over_passes(monkeypatch, at_most):
-    monkeypatch.setattr("deltaband.gradients.CHUNK_ROWS_AT_MOST", at_most)
+    monkeypatch.setattr("deltaband.network.network.CHUNK_ROWS_AT_MOST", at_most)
     model, (x, y), passes = scripted_mlp(), regression(20), 203
     band = MCDropout(model, passes=passes)
     naive = with_dropout_on(model)
@@ -219,7 +219,7 @@ def test_rows_and_passes_have_masks_of_their_own():
 
 
 def test_many_passes_share_a_forward_of_bounded_size(monkeypatch):
-    monkeypatch.setattr("deltaband.gradients.CHUNK_ROWS_AT_MOST", 100)
+    monkeypatch.setattr("deltaband.network.network.CHUNK_ROWS_AT_MOST", 100)
     model, sizes = dropout_mlp(), []
     model.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
     MCDropout(model, noise_std=0.1, passes=1000).predict(regression(9)[0])

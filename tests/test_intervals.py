@@ -3,14 +3,13 @@ import sys
 
 import numpy as np
 import pytest
-import reference
 import torch
-from conftest import in_threads, mlp, regression
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import tests.reference as reference
 from deltaband import (
     DeltabandWarning,
     Exact,
@@ -21,6 +20,7 @@ from deltaband import (
     PredictionIntervals,
     RobustFrequentDirections,
 )
+from tests.support.networks import in_threads, mlp, regression
 
 ENGINES = [Exact(), ImportantDirections(30), RobustFrequentDirections(30), FrequentDirections(30)]
 
@@ -119,7 +119,7 @@ def test_loaders_arrays_and_batches_give_the_same_band(model, data, engine):
     ]
     widths = []
     for source in sources:
-        band = PredictionIntervals(model, damping=1.0, covariance=engine).fit(*source, progress=False)
+        band = PredictionIntervals(model, damping=1.0, engine=engine).fit(*source, progress=False)
         widths.append(band.predict(X).width)
         assert band.n_rows_ == 80
     for width in widths[1:]:
@@ -129,7 +129,7 @@ def test_loaders_arrays_and_batches_give_the_same_band(model, data, engine):
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
 def test_every_engine_is_near_the_exact_band_at_a_generous_rank(model, data, engine):
     exact = fitted(model, data).predict(data[0]).width
-    other = fitted(model, data, covariance=engine).predict(data[0]).width
+    other = fitted(model, data, engine=engine).predict(data[0]).width
     np.testing.assert_allclose(other, exact, rtol=0.05)
 
 
@@ -176,7 +176,7 @@ def test_no_rows_in_no_rows_out(model, data):
 def test_predictions_come_in_chunks_that_do_not_show(model, data, monkeypatch):
     band = fitted(model, data)
     whole = band.predict(data[0])
-    monkeypatch.setattr("deltaband.gradients.CHUNK_ROWS_AT_MOST", 7)
+    monkeypatch.setattr("deltaband.network.network.CHUNK_ROWS_AT_MOST", 7)
     np.testing.assert_allclose(band.predict(data[0]).lower, whole.lower, rtol=1e-12)
 
 
@@ -217,9 +217,9 @@ def test_eight_threads_predict_what_one_does(data):
 def test_the_callers_context_does_not_matter(data, engine, context):
     model = mlp(dtype=torch.float32)
     X, y = data[0].float(), data[1].float()
-    outside = fitted(model, (X, y), covariance=engine)
+    outside = fitted(model, (X, y), engine=engine)
     with context():
-        inside = fitted(model, (X, y), covariance=engine)
+        inside = fitted(model, (X, y), engine=engine)
         assert torch.equal(inside.predict(X).lower, outside.predict(X).lower)
         assert torch.equal(inside.leverage(X), outside.leverage(X))
     assert torch.equal(inside.variance(X), outside.variance(X))
@@ -228,7 +228,7 @@ def test_the_callers_context_does_not_matter(data, engine, context):
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
 def test_a_model_that_has_changed_its_shape_or_precision_since_fit_is_noticed(data, engine):
     model = mlp(dtype=torch.float32)
-    band = fitted(model, data, covariance=engine)
+    band = fitted(model, data, engine=engine)
     model.double()
     with pytest.warns(DeltabandWarning, match="weights have changed"):
         band.predict(data[0])
@@ -296,8 +296,8 @@ def test_a_failed_fit_changes_nothing(model, data):
 
 def test_the_engine_a_user_passes_can_be_used_again(model, data):
     engine = ImportantDirections(20)
-    first = fitted(model, data, covariance=engine).predict(data[0]).width
-    second = fitted(model, data, covariance=engine).predict(data[0]).width
+    first = fitted(model, data, engine=engine).predict(data[0]).width
+    second = fitted(model, data, engine=engine).predict(data[0]).width
     assert torch.equal(first, second)
 
 
@@ -344,15 +344,15 @@ def test_a_stream_without_a_length_needs_n_rows_only_where_damping_is_needed_whi
     expected = fitted(model, data, damping=None, weight_decay=1e-2).predict(data[0]).lower
     band = PredictionIntervals(model, weight_decay=1e-2).fit(stream())
     np.testing.assert_allclose(band.predict(data[0]).lower, expected, rtol=1e-9)
-    band = PredictionIntervals(model, weight_decay=1e-2, covariance=ImportantDirections(40))
+    band = PredictionIntervals(model, weight_decay=1e-2, engine=ImportantDirections(40))
     with pytest.raises(ValueError, match="n_rows="):
         band.fit(stream())
     assert band.fit(stream(), n_rows=80).damping_ == pytest.approx(0.4)
     with pytest.raises(ValueError, match="79 rows were announced but 80 came: give n_rows=80"):
         band.fit(stream(), n_rows=79)
-    PredictionIntervals(model, damping=1.0, covariance=ImportantDirections(40)).fit(stream())
+    PredictionIntervals(model, damping=1.0, engine=ImportantDirections(40)).fit(stream())
     with pytest.raises(ValueError, match="needs λ from the first row on: give weight_decay or damping"):
-        PredictionIntervals(model, covariance=ImportantDirections(40)).fit(*data)
+        PredictionIntervals(model, engine=ImportantDirections(40)).fit(*data)
 
 
 def test_a_loader_that_announces_the_wrong_length_is_caught(model, data):
@@ -365,7 +365,7 @@ def test_a_loader_that_announces_the_wrong_length_is_caught(model, data):
 
     loader = DataLoader(TensorDataset(*data), batch_size=10, sampler=Short())
     for engine in (Exact(), ImportantDirections(40)):
-        band = PredictionIntervals(model, weight_decay=1e-2, covariance=engine)
+        band = PredictionIntervals(model, weight_decay=1e-2, engine=engine)
         with pytest.raises(ValueError, match="60 rows were announced but 50 came"):
             band.fit(loader)
         assert band.fit(loader, n_rows=50).damping_ == pytest.approx(0.25)
@@ -401,7 +401,7 @@ def test_no_degrees_of_freedom_is_a_warning_at_fit_and_an_error_at_predict():
 def test_a_rank_that_is_too_small_is_warned_about():
     X, y = regression(300)
     with pytest.warns(DeltabandWarning, match="not accurate enough"):
-        band = PredictionIntervals(mlp(hidden=30), damping=0.5, covariance=RobustFrequentDirections(1)).fit(X, y)
+        band = PredictionIntervals(mlp(hidden=30), damping=0.5, engine=RobustFrequentDirections(1)).fit(X, y)
     assert band.error_bound_ > 0
     assert fitted(mlp(hidden=30), (X, y)).error_bound_ == 0
 
@@ -422,10 +422,10 @@ def test_a_rank_that_is_too_small_is_warned_about():
         ({"weight_decay": 1e-2, "loss": "sum"}, ValueError, "loss='sum' needs batch_size="),
         ({"weight_decay": 1e-2, "batch_size": 5}, ValueError, "batch_size goes with"),
         ({"weight_decay": 1e-2, "loss": "sum", "batch_size": 0}, ValueError, "batch_size must be a positive"),
-        ({"covariance": "exact"}, TypeError, "covariance must be 'auto' or an engine"),
-        ({"covariance": Exact}, TypeError, "covariance must be 'auto' or an engine"),
-        ({"covariance": None}, TypeError, "covariance must be 'auto' or an engine"),
-        ({"covariance": {}}, TypeError, "covariance must be 'auto' or an engine"),
+        ({"engine": "exact"}, TypeError, "engine must be 'auto' or an engine"),
+        ({"engine": Exact}, TypeError, "engine must be 'auto' or an engine"),
+        ({"engine": None}, TypeError, "engine must be 'auto' or an engine"),
+        ({"engine": {}}, TypeError, "engine must be 'auto' or an engine"),
         ({"weight_decay": "0.001"}, TypeError, "weight_decay must be a number"),
         ({"weight_decay": 1e-2, "loss": ["mean"]}, ValueError, "squared errors"),
         (
@@ -574,7 +574,7 @@ def test_importing_deltaband_loads_torch_and_numpy_and_nothing_else_heavy():
 @pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
 def test_bands_hold_the_mean_and_widen_with_the_level(n, log_damping, levels, seed, engine):
     X, y = regression(n, seed=seed)
-    band = PredictionIntervals(mlp(seed=seed), damping=10.0**log_damping, covariance=engine).fit(X, y, progress=False)
+    band = PredictionIntervals(mlp(seed=seed), damping=10.0**log_damping, engine=engine).fit(X, y, progress=False)
     levels = sorted(levels)
     x = regression(10, seed=seed + 1)[0] * 3
     for kind in ("observation", "mean"):

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-import reference
 import torch
 from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import tests.reference as reference
 from deltaband import (
     DeltabandWarning,
     Exact,
@@ -16,11 +16,11 @@ from deltaband import (
     PredictionIntervals,
     RandomProjection,
     RobustFrequentDirections,
-    gradients,
     metrics,
 )
-from deltaband.calibration import AllOutputs, Scales
-from deltaband.gradients import Network
+from deltaband.calibration.conformal import AllOutputs, Scales
+from deltaband.network import network as networks
+from deltaband.network.network import Network
 
 WD = 1e-2
 
@@ -66,7 +66,7 @@ def test_q_h_and_effective_parameters_are_those_of_all_rows_of_j(trained, n):
     X, Y = (part[:n] for part in three_outputs(150))
     new = three_outputs(5, seed=1)[0]
     damping = n * 3 * WD / 2
-    band = PredictionIntervals(trained, weight_decay=WD, covariance=Exact()).fit(X, Y)
+    band = PredictionIntervals(trained, weight_decay=WD, engine=Exact()).fit(X, Y)
     J = jacobians(trained, X).reshape(3 * n, -1)
     assert band.damping_ == pytest.approx(damping)
     assert band.effective_parameters_ == pytest.approx(reference.effective_parameters(J, damping))
@@ -102,7 +102,7 @@ def test_intervals_are_the_formula_with_the_noise_and_the_freedom_of_each_output
 def test_each_output_alone_is_the_network_of_that_output(trained):
     X, Y = three_outputs(150)
     new = three_outputs(5, seed=1)[0]
-    band = PredictionIntervals(trained, weight_decay=WD, gram="own").fit(X, Y)
+    band = PredictionIntervals(trained, weight_decay=WD, per_output=True).fit(X, Y)
     widths = band.predict(new).width
     for o in range(3):
         alone = PredictionIntervals(Only(trained, o), damping=150 * 3 * WD / 2).fit(X, Y[:, o])
@@ -130,7 +130,7 @@ def test_shared_weights_have_learnt_from_all_outputs():
     features = np.concatenate([X[:, :3], X[:, 3:]])
     classical = np.einsum("ij,jk,ik->i", features, np.linalg.inv(features.T @ features), features).reshape(2, 40).T
     joint = PredictionIntervals(Shared(), damping=0.0).fit(X, torch.randn(40, 2))
-    own = PredictionIntervals(joint.model, damping=0.0, gram="own").fit(X, torch.randn(40, 2))
+    own = PredictionIntervals(joint.model, damping=0.0, per_output=True).fit(X, torch.randn(40, 2))
     np.testing.assert_allclose(joint.variance(X), classical, rtol=1e-8)
     assert own.variance(X).mean() > 1.8 * classical.mean()
 
@@ -141,14 +141,14 @@ def test_shared_weights_have_learnt_from_all_outputs():
     [Nystrom(450), RandomProjection(75), RobustFrequentDirections(76), ImportantDirections(76), Nystrom(120)],
     ids=repr,
 )
-@pytest.mark.parametrize("gram", ["joint", "own"])
-def test_every_engine_takes_several_outputs(trained, engine, gram):
+@pytest.mark.parametrize("per_output", [False, True])
+def test_every_engine_takes_several_outputs(trained, engine, per_output):
     X, Y = three_outputs(150)
     new = three_outputs(50, seed=1)[0]
-    settings = {"weight_decay": WD, "gram": gram}
-    exact = PredictionIntervals(trained, covariance=Exact(), **settings).fit(X, Y)
-    band = PredictionIntervals(trained, covariance=engine, **settings).fit(X, Y)
-    tolerance = 0.1 if engine.__class__ is Nystrom and engine.landmarks == 120 and gram == "joint" else 1e-5
+    settings = {"weight_decay": WD, "per_output": per_output}
+    exact = PredictionIntervals(trained, engine=Exact(), **settings).fit(X, Y)
+    band = PredictionIntervals(trained, engine=engine, **settings).fit(X, Y)
+    tolerance = 0.1 if engine.__class__ is Nystrom and engine.landmarks == 120 and not per_output else 1e-5
     torch.testing.assert_close(band.predict(new).width, exact.predict(new).width, rtol=tolerance, atol=0)
 
 
@@ -156,8 +156,8 @@ def test_every_engine_takes_several_outputs(trained, engine, gram):
 def test_an_error_report_covers_all_outputs(trained):
     X, Y = three_outputs(150)
     new = three_outputs(50, seed=1)[0]
-    band = PredictionIntervals(trained, weight_decay=WD, covariance=RobustFrequentDirections(4, tail="none")).fit(X, Y)
-    exact = PredictionIntervals(trained, weight_decay=WD, covariance=Exact()).fit(X, Y)
+    band = PredictionIntervals(trained, weight_decay=WD, engine=RobustFrequentDirections(4, tail="none")).fit(X, Y)
+    exact = PredictionIntervals(trained, weight_decay=WD, engine=Exact()).fit(X, Y)
     real = float((band.predict(new).width / exact.predict(new).width - 1).abs().mean())
     assert real / 3 < band.error_report(new).width < 3 * real
 
@@ -175,22 +175,22 @@ def test_rows_that_are_computed_again_are_the_same():
     X, Y = torch.randn(300, 1, 14, 14, dtype=torch.float64), torch.randn(300, 2)
     layers = nn.Conv2d(1, 12, 3), nn.Tanh(), nn.Conv2d(12, 12, 3), nn.Tanh(), nn.Flatten(), nn.Linear(1200, 2)
     model = nn.Sequential(*layers).double()
-    whole = PredictionIntervals(model, damping=100.0, covariance=Exact()).fit(X, Y)
-    again = PredictionIntervals(model, damping=100.0, covariance=Exact(), memory=12e6)
+    whole = PredictionIntervals(model, damping=100.0, engine=Exact()).fit(X, Y)
+    again = PredictionIntervals(model, damping=100.0, engine=Exact(), memory=12e6)
     assert "rows computed again" in str(again.plan(X, Y).chosen)
     torch.testing.assert_close(again.fit(X, Y).predict(X[:20]).width, whole.predict(X[:20]).width)
 
 
-@pytest.mark.parametrize("gram", ["joint", "own"])
-def test_outputs_restrict_all_of_it(trained, gram):
+@pytest.mark.parametrize("per_output", [False, True])
+def test_outputs_restrict_all_of_it(trained, per_output):
     X, Y = three_outputs(150)
-    band = PredictionIntervals(trained, weight_decay=WD, outputs=[2, 0], gram=gram).fit(X, Y)
+    band = PredictionIntervals(trained, weight_decay=WD, outputs=[2, 0], per_output=per_output).fit(X, Y)
     assert band.predict(X[:4]).mean.shape == (4, 2)
     torch.testing.assert_close(band.predict(X[:4]).mean, trained(X[:4])[:, [2, 0]].detach())
-    fewer = PredictionIntervals(trained, weight_decay=WD, outputs=[-1, 0], gram=gram).fit(X, Y[:, [2, 0]])
+    fewer = PredictionIntervals(trained, weight_decay=WD, outputs=[-1, 0], per_output=per_output).fit(X, Y[:, [2, 0]])
     torch.testing.assert_close(fewer.predict(X[:4]).width, band.predict(X[:4]).width)
     single = PredictionIntervals(trained, weight_decay=WD, outputs=1).fit(X, Y[:, 1])
-    own = PredictionIntervals(trained, weight_decay=WD, gram="own").fit(X, Y)
+    own = PredictionIntervals(trained, weight_decay=WD, per_output=True).fit(X, Y)
     assert isinstance(single.noise_std_, float)
     torch.testing.assert_close(single.predict(X[:4]).width, own.predict(X[:4]).width[:, 1])
 
@@ -198,8 +198,8 @@ def test_outputs_restrict_all_of_it(trained, gram):
 def test_no_more_gradients_are_there_at_once_than_fit_into_memory(trained, monkeypatch):
     X, Y = three_outputs(150)
     expected = PredictionIntervals(trained, weight_decay=WD).fit(X, Y).predict(X).width
-    monkeypatch.setattr(gradients, "CHUNK_BYTES_AT_MOST", 2 * 8 * 75)  # two gradients
-    monkeypatch.setattr(gradients, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(networks, "CHUNK_BYTES_AT_MOST", 2 * 8 * 75)  # two gradients
+    monkeypatch.setattr(networks, "CHUNK_BYTES", 1)
     largest = []
     vmapped = Network._vmapped
 
@@ -222,13 +222,13 @@ def test_no_more_gradients_are_there_at_once_than_fit_into_memory(trained, monke
 def test_each_output_is_calibrated_as_if_alone(trained, tune):
     X, Y = three_outputs(150)
     held, new = three_outputs(200, seed=2), three_outputs(5, seed=1)[0]
-    band = PredictionIntervals(trained, weight_decay=WD, gram="own").fit(X, Y).calibrate(*held, tune=tune)
+    band = PredictionIntervals(trained, weight_decay=WD, per_output=True).fit(X, Y).calibrate(*held, tune=tune)
     intervals = band.predict(new)
     for o in range(3):
         alone = PredictionIntervals(trained, weight_decay=WD, outputs=o).fit(X, Y)
         alone.calibrate(held[0], held[1][:, o], tune=tune)
         torch.testing.assert_close(intervals.width[:, o], alone.predict(new).width)
-        torch.testing.assert_close(band.prediction_and_scale(new)[1][:, o], alone.prediction_and_scale(new)[1])
+        torch.testing.assert_close(band.predict_mean_and_scale(new)[1][:, o], alone.predict_mean_and_scale(new)[1])
     assert "calibrated on" in band.summary()
 
 
@@ -296,11 +296,11 @@ def test_outputs_and_targets_that_do_not_go_together_are_refused(trained):
     for bad in ([], "first", [0.5], [True]):
         with pytest.raises(ValueError, match="outputs must be"):
             PredictionIntervals(trained, outputs=bad)
-    with pytest.raises(ValueError, match="gram must be 'joint' or 'own'"):
-        PredictionIntervals(trained, gram="each")
+    with pytest.raises(ValueError, match="per_output must be True or False"):
+        PredictionIntervals(trained, per_output="each")
     with pytest.raises(ValueError, match="once for each output"):
-        PredictionIntervals(trained, weight_decay=WD, gram="own").fit(iter([(X, Y)]))
-    band = PredictionIntervals(trained, weight_decay=WD, gram="own").fit(X, Y)
+        PredictionIntervals(trained, weight_decay=WD, per_output=True).fit(iter([(X, Y)]))
+    band = PredictionIntervals(trained, weight_decay=WD, per_output=True).fit(X, Y)
     with pytest.raises(ValueError, match="from 0 to 2"):
         band.spectrum(3)
     with pytest.raises(ValueError, match="targets have 2 columns"):
@@ -325,7 +325,7 @@ def test_intervals_come_back_in_the_original_units(trained):
             for mine, theirs in zip(map(np.asarray, got), map(np.asarray, expected), strict=True):
                 by = shape if mine.ndim == 3 else (1, 3)
                 np.testing.assert_allclose(mine, theirs * pair[1].reshape(by) + pair[0].reshape(by), rtol=1e-12)
-        np.testing.assert_allclose(band.prediction(X[:4]), plain.prediction(X[:4]).numpy() * pair[1] + pair[0])
+        np.testing.assert_allclose(band.predict_mean(X[:4]), plain.predict_mean(X[:4]).numpy() * pair[1] + pair[0])
     scaled = PredictionIntervals(trained, weight_decay=WD, target_transform=pair).fit(X, Y)
     np.testing.assert_allclose(scaled.noise_std_, plain.noise_std_ * pair[1])
 
@@ -421,7 +421,7 @@ def test_a_one_sided_bound_beyond_the_prediction_keeps_its_place(trained):
     plain = PredictionIntervals(trained, weight_decay=WD).fit(X, Y).calibrate(X + 0.01, Y + 5)
     band = PredictionIntervals(trained, weight_decay=WD, target_transform=log).fit(X, Y).calibrate(X + 0.01, Y + 5)
     lower = band.predict(X.numpy(), side="lower").lower
-    assert (lower > band.prediction(X.numpy())).all()
+    assert (lower > band.predict_mean(X.numpy())).all()
     np.testing.assert_allclose(lower, np.exp(plain.predict(X.numpy(), side="lower").lower), rtol=1e-12)
 
 

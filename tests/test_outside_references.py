@@ -75,7 +75,7 @@ def test_intervals_cover_as_often_as_they_say_for_data_that_follow_the_model():
         x = rng.uniform(0, 4, 25)
         y = exponential(x, 2.5, 1.3, 0.5) + 0.1 * rng.standard_normal(25)
         fitted, _ = curve_fit(exponential, x, y, p0=(2.5, 1.3, 0.5), jac=slopes)
-        band = PredictionIntervals(Exponential(*fitted), damping=0.0, covariance=Exact())
+        band = PredictionIntervals(Exponential(*fitted), damping=0.0, engine=Exact())
         band.fit(x[:, None], y, progress=False)
         new = rng.uniform(0, 4, 1)
         target = exponential(new, 2.5, 1.3, 0.5) + 0.1 * rng.standard_normal(1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deltaband import Exact, ImportantDirections, Intervals, PredictionIntervals, plots
-from deltaband.covariance import Spectrum
+from deltaband.engines import Spectrum
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -184,7 +184,7 @@ def test_singular_values_that_are_rounding_errors_are_not_drawn():
 
 def test_the_spectra_of_a_fitted_band_can_be_drawn(model, data):
     exact, sketch = (
-        PredictionIntervals(model, damping=1.0, covariance=engine).fit(*data, progress=False).spectrum()
+        PredictionIntervals(model, damping=1.0, engine=engine).fit(*data, progress=False).spectrum()
         for engine in (Exact(), ImportantDirections(30))
     )
     ax = plots.spectra(sketch, exact)

@@ -2,10 +2,8 @@
 
 __version__ = "0.1.0.dev0"
 
-from .artefact import ArtefactError
-from .band import NotFittedError
 from .classification import ClassificationIntervals
-from .covariance import (
+from .engines import (
     Exact,
     FrequentDirections,
     ImportantDirections,
@@ -13,16 +11,19 @@ from .covariance import (
     RandomProjection,
     RobustFrequentDirections,
 )
+from .errors import DeltabandWarning
+from .fitting.band import NotFittedError
+from .fitting.process_group import DistributedFitError
 from .intervals import PredictionIntervals
-from .result import ClassIntervals, Intervals
-from .team import TeamError
-from .warning import DeltabandWarning
+from .results import ClassIntervals, Intervals
+from .storage.container import ArtefactError
 
 __all__ = [
     "ArtefactError",
     "ClassIntervals",
     "ClassificationIntervals",
     "DeltabandWarning",
+    "DistributedFitError",
     "Exact",
     "FrequentDirections",
     "ImportantDirections",
@@ -32,5 +33,4 @@ __all__ = [
     "PredictionIntervals",
     "RandomProjection",
     "RobustFrequentDirections",
-    "TeamError",
 ]

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from .arrays import check_finite
-from .asking import ADVICE
-from .band import NotFittedError
 from .damping import check_non_negative
-from .data import check_pair
-from .data import targets as read_targets
-from .gradients import Network
-from .inputs import Inputs
-from .result import Intervals, like, parse_levels
-from .twin import plain_autograd, twin, unwrapped
+from .data.batches import check_pair
+from .data.batches import targets as read_targets
+from .data.inputs import Inputs
+from .fitting.band import NotFittedError
+from .fitting.evaluate import ADVICE
+from .network.model_copy import plain_autograd, twin, unwrapped
+from .network.network import Network
+from .results import Intervals, like, parse_levels
+from .validation import check_finite
 
 # Dropout draws from torch's global generators: whoever seeds them must be alone.
 _RANDOM_NUMBERS = threading.RLock()

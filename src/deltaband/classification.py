@@ -10,23 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import data as reading
-from . import labels
-from .arrays import whole_numbers
-from .asking import check_outputs
-from .band import Band, Question
-from .capture import DEPENDS_ON_NOTHING
-from .choice import Choice
-from .covariance import Engine
 from .damping import Damping
-from .error import TOLERABLE
-from .fitted import Fit
-from .gradients import Head
-from .labels import Tally
-from .odds import joint_fisher, largest, log_odds, own_fisher
-from .result import ClassIntervals, Intervals, like, parse_levels
-from .summary import Line, describe_classes, screen
-from .warning import DeltabandWarning
+from .data import batches as reading
+from .data import labels
+from .data.labels import Tally
+from .display.summary import Line, describe_classes, screen
+from .engines import Engine
+from .errors import DeltabandWarning
+from .fitting.accuracy import TOLERABLE
+from .fitting.band import Band, Question
+from .fitting.evaluate import check_outputs
+from .fitting.fit import Fit
+from .network.layers.hooks import DEPENDS_ON_NOTHING
+from .network.log_odds import joint_fisher, largest, log_odds, own_fisher
+from .network.network import Head
+from .network.parameter_selection import Choice
+from .results import ClassIntervals, Intervals, like, parse_levels
+from .validation import whole_numbers
 
 
 class ClassificationIntervals(Band):
@@ -51,11 +51,11 @@ class ClassificationIntervals(Band):
     for each row. By default all are answered for, (n, C); of a network with one logit class 1 is, (n,), as is any class
     alone.
 
-    `gram="own"` takes each class alone, the Fisher matrix of its one-vs-rest probability in the place of F: the paper's
+    `per_output=True` takes each class alone, the Fisher matrix of its one-vs-rest probability instead of F: the paper's
     suggestion. It does not know what the other classes teach about the shared weights, and is wider. For two classes
     both are the same.
 
-    `covariance`, `memory`, `parameters`, `output` and `batch` are as in `PredictionIntervals`.
+    `engine`, `memory`, `parameters`, `output` and `batch` are as in `PredictionIntervals`.
     """
 
     _noise = False
@@ -68,8 +68,8 @@ class ClassificationIntervals(Band):
         weight_decay: float | None = None,
         damping: float | None = None,
         classes: int | Sequence[int] | Literal["predicted"] | None = None,
-        gram: Literal["joint", "own"] = "joint",
-        covariance: Engine | Literal["auto"] = "auto",
+        per_output: bool = False,
+        engine: Engine | Literal["auto"] = "auto",
         memory: float | None = None,
         parameters: Choice = "all",
         output: Callable[[Any], Tensor] | None = None,
@@ -81,20 +81,20 @@ class ClassificationIntervals(Band):
                 "give ClassificationIntervals the optimiser's weight_decay=, or damping=λ: the formula needs it"
             )
         self._predicted = isinstance(classes, str) and classes == "predicted"
-        if self._predicted and gram == "own":
-            raise ValueError("classes='predicted' goes with gram='joint': gram='own' is a fit for each class")
+        if self._predicted and per_output:
+            raise ValueError("classes='predicted' goes with per_output=False: per_output=True is a fit for each class")
         self._classes = None if self._predicted else _class_numbers(classes)
         self._one_class = isinstance(classes, int | np.integer) or self._predicted
         self._accuracies: tuple[float, ...] = ()
-        super().__init__(model, rule, covariance, memory, parameters, output, batch, gram)
+        super().__init__(model, rule, engine, memory, parameters, output, batch, per_output)
 
     def fit(
         self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = True
     ) -> ClassificationIntervals:
         """One pass over the training data: `fit(loader)` with batches `(x, labels)`, or `fit(X, labels)`.
 
-        The labels tell `summary()` how well the network does; the Fisher matrix needs the inputs alone. `gram="own"`
-        makes a pass for each class. `n_rows` is as in `PredictionIntervals.fit`.
+        The labels tell `summary()` how well the network does; the Fisher matrix needs the inputs alone.
+        `per_output=True` makes a pass for each class. `n_rows` is as in `PredictionIntervals.fit`.
         """
         if y is not None:  # a long pass must not end in an error that a look at the labels would have given
             labels.refuse_names(y)
@@ -156,7 +156,7 @@ class ClassificationIntervals(Band):
         if self._fits:
             return self.summary()
         name = type(self.model).__name__
-        return f"ClassificationIntervals({name}, λ {self._damping}, {self.covariance!r}), not fitted"
+        return f"ClassificationIntervals({name}, λ {self._damping}, {self.engine!r}), not fitted"
 
     def _described(self) -> list[Line]:
         return describe_classes(self.model, self._fitted(), self._damping, self._accuracies, self._predicted)
@@ -189,13 +189,13 @@ class ClassificationIntervals(Band):
         if unknown := [c for c in chosen if not 0 <= c < n_classes]:
             known = ", ".join(map(str, range(n_classes))) if n_classes <= 10 else f"0 to {n_classes - 1}"
             raise ValueError(f"classes={list(chosen)}: there is no class {unknown[0]}; the network knows {known}")
-        return [(c,) for c in chosen] if self._gram == "own" and n_returned > 2 else [chosen]
+        return [(c,) for c in chosen] if self._per_output and n_returned > 2 else [chosen]
 
     def _fitted_head(self, outputs: tuple[int, ...]) -> Head:
         def own(z: Tensor) -> Tensor:
             return own_fisher(log_odds(z)[:, list(outputs)]) if z.shape[1] > 2 else joint_fisher(z)
 
-        return own if self._gram == "own" else joint_fisher
+        return own if self._per_output else joint_fisher
 
     def _asked(self, x: Any, what: Literal["variance", "leverage"]) -> tuple[np.ndarray, np.ndarray, Any]:
         """Log-odds (n, classes), q or h of each, and the classes."""

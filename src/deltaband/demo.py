@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from . import metrics, plots
-from .covariance import Engine, Exact, ImportantDirections, RobustFrequentDirections
+from .engines import Engine, Exact, ImportantDirections, RobustFrequentDirections
 from .intervals import PredictionIntervals
 
 STEPS = 3000
@@ -59,7 +59,7 @@ class Problem(NamedTuple):
 
     def fit(self, engine: Engine) -> PredictionIntervals:
         # the mean of squares with Adam's weight_decay is what `weight_decay=` stands for
-        band = PredictionIntervals(self.model, weight_decay=self.weight_decay, covariance=engine)
+        band = PredictionIntervals(self.model, weight_decay=self.weight_decay, engine=engine)
         return band.fit(self.x, self.y, progress=False)
 
 

@@ -14,21 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import growing as growth
-from .arrays import whole_numbers
-from .band import Band, Question
-from .calibrating import calibrated
-from .calibration import Calibration, Side
-from .checkpoint import EVERY, Checkpoint
-from .choice import Choice
-from .covariance import Covariance, Engine
+from .calibration.calibrate import calibrated
+from .calibration.conformal import Calibration, Side
 from .damping import Damping
-from .fitted import Fit
-from .gradients import Head
-from .result import Intervals, like, parse_levels
-from .summary import Line, describe, screen
-from .units import Units
-from .warning import DeltabandWarning
+from .display.summary import Line, describe, screen
+from .engines import Covariance, Engine
+from .errors import DeltabandWarning
+from .fitting import partial as growth
+from .fitting.band import Band, Question
+from .fitting.checkpoint import EVERY, Checkpoint
+from .fitting.fit import Fit
+from .network.network import Head
+from .network.parameter_selection import Choice
+from .results import Intervals, like, parse_levels
+from .target_transform import Units
+from .validation import whole_numbers
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -56,10 +56,10 @@ class PredictionIntervals(Band):
     or is given as `damping`. Only squared losses are covered. A mean over several outputs has n·m in the place of n.
 
     A network with m outputs gets an interval for each. JᵀJ sums over the outputs, as the training loss did: weights
-    that they share have learnt from all of them. `gram="own"` takes each output alone, which is wider. `outputs`
+    that they share have learnt from all of them. `per_output=True` takes each output alone, which is wider. `outputs`
     restricts all of it to some of them.
 
-    `covariance` is the engine: "auto", or one of `Exact()`, `Nystrom(landmarks)`, `RandomProjection(dim)`,
+    `engine` computes the covariance: "auto", or one of `Exact()`, `Nystrom(landmarks)`, `RandomProjection(dim)`,
     `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`. "auto" is exact where
     that fits into `memory` bytes (by default half of what is free) and the best approximation where it does not;
     `plan(loader)` shows what it will be. A fit that would need more than `memory` is refused before it starts.
@@ -85,10 +85,10 @@ class PredictionIntervals(Band):
         damping: float | None = None,
         loss: Literal["mean", "half_mean", "sum"] = "mean",
         batch_size: int | None = None,
-        covariance: Engine | Literal["auto"] = "auto",
+        engine: Engine | Literal["auto"] = "auto",
         memory: float | None = None,
         outputs: int | Sequence[int] | None = None,
-        gram: Literal["joint", "own"] = "joint",
+        per_output: bool = False,
         parameters: Choice = "all",
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
@@ -103,7 +103,7 @@ class PredictionIntervals(Band):
         self._units = Units.of(target_transform)
         self._calibration: Calibration | None = None
         self._growing: tuple[growth.Growing, ...] = ()
-        super().__init__(model, rule, covariance, memory, parameters, output, batch, gram)
+        super().__init__(model, rule, engine, memory, parameters, output, batch, per_output)
 
     def fit(
         self,
@@ -113,30 +113,32 @@ class PredictionIntervals(Band):
         n_rows: int | None = None,
         progress: bool = True,
         checkpoint: str | Path | None = None,
-        every: float = EVERY,
+        checkpoint_every: float = EVERY,
         distributed: bool = False,
     ) -> PredictionIntervals:
         """One pass over the training data: `fit(loader)` with batches `(x, y)`, or `fit(X, y)`.
 
         An engine that wants a sample of the rows first (`Nystrom`) needs data that can be read twice, and so does
-        `gram="own"`. `n_rows` is needed only for a loader without a length, and only where λ follows from
+        `per_output=True`. `n_rows` is needed only for a loader without a length, and only where λ follows from
         `weight_decay` while an engine needs it from the first row on (`ImportantDirections`).
 
-        With `checkpoint` what was taken in is written to that file about `every` seconds. Whatever ends the fit, the
-        same call goes on from there, over the same data in the same order: a DataLoader's random order is had again,
-        and rows that are other ones are an error. The file is there as long as the fit is not finished.
+        With `checkpoint` what was taken in is written to that file about every `checkpoint_every` seconds. Whatever
+        ends the fit, the same call goes on from there, over the same data in the same order: a DataLoader's random
+        order is had again, and rows that are other ones are an error. The file is there until the fit is finished.
 
         With `distributed=True` all processes of `torch.distributed` call `fit` together, each with its share of the
         rows, and end with the same band, of all rows. Rows that a `DistributedSampler` gives twice count once. Each
         process has a checkpoint of its own, whose name ends in its number: fit.0.ckpt.
         """
         if distributed:
-            from . import distributed as processes
+            from .fitting import distributed as processes
 
-            fits, kept = processes.fits(self, partial(self._read, data, y, n_rows), progress, checkpoint, every)
+            fits, kept = processes.fits(
+                self, partial(self._read, data, y, n_rows), progress, checkpoint, checkpoint_every
+            )
         else:
             batches = self._read(data, y, n_rows)
-            kept = None if checkpoint is None else Checkpoint(self, checkpoint, every, batches)
+            kept = None if checkpoint is None else Checkpoint(self, checkpoint, checkpoint_every, batches)
             fits = self._fit_to(batches, progress, checkpoint=kept)
         # which may be errors: then nothing has changed
         _warn(list(dict.fromkeys(message for fit in fits for message in fit.warnings())))
@@ -279,12 +281,12 @@ class PredictionIntervals(Band):
             levels[0] if np.ndim(level) == 0 else levels,
         )
 
-    def prediction(self, x: Any) -> Any:
+    def predict_mean(self, x: Any) -> Any:
         """ŷ alone, with the checks of `predict` and without its gradients."""
         self._fitted()
         return self._like(x, self._units.original(self._asked(x)[0]))
 
-    def prediction_and_scale(self, x: Any) -> tuple[Any, Any]:
+    def predict_mean_and_scale(self, x: Any) -> tuple[Any, Any]:
         """ŷ and σ(x), which the width of an interval is proportional to: √(1 + q), or √(1 + b·q) after `calibrate`.
 
         After `calibrate` with `tune=True` it is the scale that the calibration rows alone would choose. Who takes a
@@ -355,7 +357,7 @@ class PredictionIntervals(Band):
     def __repr__(self) -> str:
         if self._fits or self._growing:
             return self.summary()
-        return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.covariance!r}), not fitted"
+        return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.engine!r}), not fitted"
 
     def _described(self) -> list[Line]:
         return describe(self.model, self._fitted(), self._damping, self._calibration)
@@ -393,7 +395,7 @@ class PredictionIntervals(Band):
         chosen = tuple(o % n_returned for o in chosen)
         if len(set(chosen)) < len(chosen):
             raise ValueError(f"outputs={list(chosen)} holds an output more than once")
-        return [(o,) for o in chosen] if self._gram == "own" else [chosen]
+        return [(o,) for o in chosen] if self._per_output else [chosen]
 
     def _fitted_head(self, outputs: tuple[int, ...]) -> Head:
         columns = list(outputs)

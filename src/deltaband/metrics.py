@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import check_finite
-from .data import targets
-from .result import Intervals, to_numpy
+from .data.batches import targets
+from .results import Intervals, to_numpy
+from .validation import check_finite
 
 
 def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .covariance import Spectrum
+from .engines import Spectrum
 from .metrics import coverage
-from .result import Intervals, to_numpy
+from .results import Intervals, to_numpy
 
 if TYPE_CHECKING:  # matplotlib is an extra, loaded when there is something to draw
     from matplotlib.axes import Axes

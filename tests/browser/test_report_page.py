@@ -5,8 +5,9 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from made_pages import HOSTILE, make
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.browser.pages import HOSTILE, make
 
 KINDS = ("plain", "calibrated", "outputs")
 WIDEST = "section[id='output-0'] table.sortable"

@@ -5,11 +5,11 @@ import copy
 import lightning
 import numpy as np
 import pytest
-import reference
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
 
 pytestmark = [
@@ -75,7 +75,7 @@ def test_a_module_has_the_intervals_of_plain_gradients(trained, source):
         "arrays": lambda: (X.numpy(), y.numpy()),
     }[source]()
     training, state = model.training, copy.deepcopy(model.state_dict())
-    band = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, covariance=Exact()).fit(*data, progress=False)
+    band = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, engine=Exact()).fit(*data, progress=False)
     new = torch.randn(5, 3)
     q, h = band.variance(new), band.leverage(new)
     assert model.trainer is trainer

@@ -4,11 +4,11 @@ import copy
 
 import numpy as np
 import pytest
-import reference
 import torch
 import transformers
 from torch.utils.data import DataLoader
 
+import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # their own
@@ -113,7 +113,7 @@ def test_a_model_has_the_intervals_of_plain_gradients(name, form):
     labelled = [{**row, "labels": value} for row, value in zip(train, y.tolist(), strict=True)]
     loader = DataLoader(labelled, batch_size=8, collate_fn=with_labels)
     state = copy.deepcopy(model.state_dict())
-    band = PredictionIntervals(model, damping=DAMPING, covariance=Exact(), output=prediction, batch=apart)
+    band = PredictionIntervals(model, damping=DAMPING, engine=Exact(), output=prediction, batch=apart)
     band.fit(loader, progress=False)
     q, h = band.variance(collated(new)), band.leverage(collated(new))
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())

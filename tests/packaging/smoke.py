@@ -17,7 +17,9 @@ import torch
 import deltaband
 from deltaband import ClassificationIntervals, ImportantDirections, PredictionIntervals, metrics, plots
 
-BEHIND = {"deltaband.wrapped"}  # which deltaband.sklearn alone imports, after it has looked for scikit-learn
+BEHIND = {
+    "deltaband.sklearn.unwrap"
+}  # which deltaband.sklearn.estimators alone imports, after it has looked for scikit-learn
 EXTRAS = ("matplotlib", "sklearn", "pandas", "pyarrow", "typer", "skorch", "mapie")
 
 
@@ -44,7 +46,7 @@ def regression() -> None:
     model = trained(X, y)
     new_X, new_y = data(400, seed=1)
     for engine in ("auto", ImportantDirections(60)):
-        band = PredictionIntervals(model, weight_decay=1e-3, covariance=engine).fit(X, y, progress=False)
+        band = PredictionIntervals(model, weight_decay=1e-3, engine=engine).fit(X, y, progress=False)
         share = metrics.coverage(new_y, band.predict(new_X, level=0.9))
         assert 0.8 < share < 0.97, f"{engine}: {share}"
         assert "training rows" in band.summary()
@@ -79,11 +81,11 @@ def without_extras() -> None:
             if "deltaband[" not in str(error):
                 raise AssertionError(f"{module.name} does not say which extra it needs: {error}") from error
     try:
-        importlib.import_module("deltaband.sklearn")
+        importlib.import_module("deltaband.sklearn.estimators")
     except ImportError as error:
-        says_which_extra("deltaband.sklearn", str(error), "sklearn")
+        says_which_extra("deltaband.sklearn.estimators", str(error), "sklearn")
     else:
-        raise AssertionError("deltaband.sklearn was imported without scikit-learn")
+        raise AssertionError("deltaband.sklearn.estimators was imported without scikit-learn")
     intervals = deltaband.Intervals(np.zeros(3), -np.ones(3), np.ones(3), 0.9)
     for draw in (plots.band, plots.sorted_by_width):
         try:

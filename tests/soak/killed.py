@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import deltaband.gradients
+import deltaband.network.network
 from deltaband import Exact, ImportantDirections, PredictionIntervals
 from deltaband.cli import main
 
@@ -30,18 +30,18 @@ def fit() -> Operation:
     model, table = network(100), np.load("train.npy", mmap_mode="r")
     rows = torch.tensor(table)
     loader = DataLoader(TensorDataset(rows[:, :2], rows[:, 2]), batch_size=200)
-    band = PredictionIntervals(model, damping=1.0, covariance=Exact())
+    band = PredictionIntervals(model, damping=1.0, engine=Exact())
     return lambda: band.fit(loader, progress=False).save("y.band")
 
 
 def checkpoint() -> Operation:
     """Some forty checkpoints, and a band."""
-    deltaband.gradients.CHUNK_ROWS_AT_MOST = 75
+    deltaband.network.network.CHUNK_ROWS_AT_MOST = 75
     rows = torch.tensor(np.load("train.npy", mmap_mode="r"))
     loader = DataLoader(TensorDataset(rows[:, :2], rows[:, 2]), batch_size=200, shuffle=True)
-    band = PredictionIntervals(network(100), damping=1.0, covariance=ImportantDirections(50))
+    band = PredictionIntervals(network(100), damping=1.0, engine=ImportantDirections(50))
     torch.manual_seed(0)
-    return lambda: band.fit(loader, checkpoint="fit.ckpt", every=0, progress=False).save("y.band")
+    return lambda: band.fit(loader, checkpoint="fit.ckpt", checkpoint_every=0, progress=False).save("y.band")
 
 
 def save() -> Operation:

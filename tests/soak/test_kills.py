@@ -20,13 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import killed
 import numpy as np
 import pytest
 import torch
-from made_commands import ROOT, make_folder, rows
 
+import tests.soak.killed as killed
 from deltaband import Exact, PredictionIntervals
+from tests.support.commands import ROOT, make_folder, rows
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork and SIGKILL")
 KILLS = 20  # of each operation
@@ -52,7 +52,7 @@ def arrays(folder: Path) -> None:
 def a_band(folder: Path) -> None:
     """Of eight megabytes."""
     data = rows(1100, 0)
-    band = PredictionIntervals(weights(folder, 250), damping=1.0, covariance=Exact())
+    band = PredictionIntervals(weights(folder, 250), damping=1.0, engine=Exact())
     band.fit(data[["a", "b"]].to_numpy(np.float32), data.y.to_numpy(), progress=False).save(folder / "kept.band")
 
 
@@ -79,9 +79,9 @@ CASES = {
 @pytest.fixture(scope="module", autouse=True)
 def server():
     with pytest.MonkeyPatch.context() as patch:  # it does not take over sys.path
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [Path(__file__).parent, ROOT / "src"])))
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, [ROOT, ROOT / "src"])))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["warm"])
+        context.set_forkserver_preload(["tests.soak.warm"])
         multiprocessing.forkserver.ensure_running()
 
 

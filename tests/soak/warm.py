@@ -7,8 +7,8 @@ import pyarrow.csv  # noqa: F401
 import safetensors.torch  # noqa: F401
 import torch
 
-import deltaband.cli.application
-import deltaband.cli.making  # noqa: F401
+import deltaband.cli.app
+import deltaband.cli.fit  # noqa: F401
 from deltaband import PredictionIntervals, storage  # noqa: F401
 
 rng = np.random.default_rng(0)

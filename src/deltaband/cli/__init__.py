@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
-from ..warning import DeltabandWarning
+from ..errors import DeltabandWarning
 
 NEEDS = ("typer", "pyarrow")
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"no {' and no '.join(missing)}: pip install 'deltaband[cli]'", 1)
     debug = "--debug" in given
     given = [each for each in given if each != "--debug"] or ["--help"]
-    from .application import run
+    from .app import run
     from .errors import Refusal, one_line
 
     try:

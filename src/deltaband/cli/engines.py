@@ -7,8 +7,8 @@ import inspect
 import re
 from typing import Any, Literal
 
-from .. import covariance
-from ..covariance import Engine
+from .. import engines as covariance
+from ..engines import Engine
 from .errors import Usage, near
 
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -32,7 +32,7 @@ ENGINES: dict[str, type] = {
 
 
 def engine(text: str) -> Engine | Literal["auto"]:
-    """`auto`, `exact`, `important-directions:rank=200,tail=spread`: settings are those of the constructor."""
+    """`auto`, `exact`, `important-directions:rank=200,tail=estimate`: settings are those of the constructor."""
     name, _, rest = text.partition(":")
     if text == "auto":
         return "auto"

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import storage
 from ..intervals import PredictionIntervals
+from ..storage import band_file as storage
 from .errors import Refusal, Usage
-from .factory import fill, network
+from .models import fill, network
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from ..atomic import atomic, writable
+from ..storage.atomic import atomic, writable
 from .errors import Refusal, Usage
 from .tables import SUFFIXES
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..markup import Markup, element, together
-from ..numerals import level_name, percent
-from ..svg import BAND, BLUE, GREY, VERMILLION, Axes, limits, place
+from ..display.markup import Markup, element, together
+from ..display.numerals import level_name, percent
+from ..display.svg import BAND, BLUE, GREY, VERMILLION, Axes, limits, place
 from .chance import SURE, Range
 from .judged import Coverage, Judged
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..arrays import described
-from ..numerals import decimals, fixed, number
+from ..display.numerals import decimals, fixed, number
+from ..validation import described
 
 MISSING = "missing"
 DAY = 86_400.0

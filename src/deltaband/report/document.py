@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import described
+from ..display.markup import Markup, element, together
 from ..intervals import PredictionIntervals
-from ..markup import Markup, element, together
+from ..validation import described
 from . import sections
 from .columns import Column
 from .columns import read as read_columns

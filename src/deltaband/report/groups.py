@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..numerals import INFINITY, number
+from ..display.numerals import INFINITY, number
 from .columns import MISSING, Column
 
 FEW = 8  # different numbers that are shown one by one

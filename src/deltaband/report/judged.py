@@ -11,14 +11,14 @@ import numpy as np
 from torch import Tensor
 
 from .. import metrics
-from ..arrays import check_finite
-from ..calibration import SEEN, AllOutputs
-from ..data import check_pair
-from ..data import targets as read_targets
-from ..inputs import Inputs
+from ..calibration.conformal import SEEN, AllOutputs
+from ..data.batches import check_pair
+from ..data.batches import targets as read_targets
+from ..data.inputs import Inputs
+from ..data.row_record import pair_hashes, share_by_chance
 from ..intervals import PredictionIntervals
-from ..result import Intervals, parse_levels
-from ..trace import pair_hashes, share_by_chance
+from ..results import Intervals, parse_levels
+from ..validation import check_finite
 from .chance import Range, expected, likely
 
 CURVE = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98, 0.99)  # levels of the calibration curve

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .. import spectra
+from ..display import spectra
+from ..display.markup import Markup, element, together
+from ..display.numerals import level_name, number, percent
 from ..intervals import PredictionIntervals
-from ..markup import Markup, element, together
-from ..numerals import level_name, number, percent
 from . import charts, tables
 from .columns import Column
 from .groups import Group, by_value, by_width

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..markup import Markup, element
-from ..numerals import decimals, fixed, number, percent
+from ..display.markup import Markup, element
+from ..display.numerals import decimals, fixed, number, percent
 from .charts import whisker
 from .columns import Column
 from .groups import Group

@@ -1,0 +1,1 @@
+"""Conformal calibration on the delta method's scale."""

@@ -1,0 +1,63 @@
+"""The commands, put together; typer is what reads the options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from . import fit as making
+from . import predict as using
+from .errors import Usage
+
+app = typer.Typer(
+    name="deltaband",
+    add_completion=False,
+    rich_markup_mode=None,  # plain help, as it is written
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+for command in (making.demo, making.plan, making.fit, using.predict, using.evaluate, using.inspect, using.report):
+    app.command()(command)
+
+
+@app.callback()
+def about(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from. May stand anywhere.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+) -> None:
+    """Prediction intervals for neural networks that are already trained.
+
+    \b
+    From a trained network to intervals:
+      deltaband plan network:make --train train.csv --target price
+      deltaband fit network:make --weights w.safetensors --train train.csv --target price \\
+          --weight-decay 1e-3 --out price.band
+      deltaband predict price.band --model network:make --data new.csv --out new_with_bands.csv
+      deltaband evaluate price.band --model network:make --data test.csv
+
+    network:make is the function make in network.py of the current folder, which returns the torch.nn.Module. `deltaband
+    COMMAND --help` has more. Exit codes: 0 done, 1 refused, 2 wrong options, 130 interrupted.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    if list(arguments) == ["--version"]:
+        print(f"deltaband {__version__}")
+        return 0
+    try:
+        code = typer.main.get_command(app).main(list(arguments), prog_name="deltaband", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # what typer's own errors have, wherever it keeps them
+        if message is None:
+            raise
+        context = getattr(error, "ctx", None)
+        path = "deltaband" if context is None else context.command_path
+        raise Usage(f"{message().rstrip('.')}; see {path} --help") from error
+    if code == 130:  # how newer versions tell of an interrupt
+        raise KeyboardInterrupt
+    return int(code or 0)

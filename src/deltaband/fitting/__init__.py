@@ -1,0 +1,1 @@
+"""Data, network and engine to a fit."""

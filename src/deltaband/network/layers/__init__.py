@@ -1,0 +1,1 @@
+"""Gradients of a network layer by layer, from hooks on one forward pass."""

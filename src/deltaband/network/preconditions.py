@@ -1,0 +1,99 @@
+"""What a network must be for its rows to have gradients of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.inputs import Inputs
+
+CHANGES = (
+    "the network's output changes from call to call for the same rows: draw no random numbers in eval mode (F.dropout "
+    "needs training=self.training), and mask the padded positions that an nn.TransformerEncoder returns"
+)
+
+
+def check_output(y: Any, b: int) -> None:
+    """Real numbers for each of b rows."""
+    if not isinstance(y, Tensor):
+        raise TypeError(
+            f"the network must return one tensor, got {type(y).__name__}; pick the prediction with "
+            "output=, for instance output=lambda out: out[0] or output=lambda out: out.logits"
+        )
+    if not y.is_floating_point():
+        raise TypeError(f"the network must return real numbers, got {y.dtype}")
+    rows = y.ndim in (1, 2) and len(y) == b and y.numel() > 0
+    if not rows and not (b == 1 and y.ndim == 0):
+        raise ValueError(
+            f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},), or ({b}, m) for "
+            "m outputs; pick some of it with output=, for instance output=lambda y: y[:, -1]"
+        )
+
+
+def check_own(
+    evaluate: Callable[[Inputs], Tensor],
+    x: Inputs,
+    y: Tensor,  # (b, m)
+    *which: int,
+) -> None:
+    """The outputs of some rows are the same alone as they are, y, among all of these rows, and every time.
+
+    Where a recurrent layer takes the rows for steps, only later rows depend on earlier ones, or the other way round.
+    """
+    for row in which:
+        try:
+            alone = evaluate(x[row : row + 1])[0].detach()
+        except Exception as error:
+            raise ValueError(
+                f"the network could not be evaluated on a single row (does it normalise over a batch?): {error}"
+            ) from error
+        if close(y[row], alone, 1e-3):
+            continue
+        check_same(evaluate(x).detach(), y)
+        i = int((y[row] - alone).abs().nan_to_num(torch.inf).argmax())
+        raise ValueError(
+            f"the network's output for a row depends on the other rows of the batch ({alone[i].item():.4g} alone, "
+            f"{y[row, i].item():.4g} in a batch), as with statistics of the batch in forward, or a recurrent layer "
+            "without batch_first=True: not supported"
+        )
+
+
+def check_same(y: Tensor, again: Tensor) -> None:
+    if not close(y, again, 1e-5):
+        raise ValueError(CHANGES)
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    scale = 1e-5 * (1 + float(b.abs().max().nan_to_num(0.0, 0.0, 0.0)))
+    return torch.allclose(a, b, rtol=tolerance, atol=scale, equal_nan=True)
+
+
+def distinct(x: Inputs, most: int) -> Inputs:
+    """Up to `most` rows that differ; a single row beside itself with some noise, where that is possible."""
+    rows = x[np.unique(np.linspace(0, len(x) - 1, most).round().astype(int))]
+    if len(rows) > 1 and not all(bool((tensor == tensor[:1]).all()) for tensor in rows.tensors):
+        return rows
+    rows = rows[:1]
+    if not any(tensor.is_floating_point() for tensor in rows.tensors):
+        return rows
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor + 0.1 * torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor) * (
+            1 + tensor.abs()
+        )
+
+    return Inputs.cat([rows, rows.map(noisy)])
+
+
+def first_difference(got: Tensor, expected: Tensor, sizes: dict[str, int]) -> str | None:  # (p,) twice
+    """The first parameter whose gradients differ by more than rounding, or a ReLU at its kink, can explain."""
+    scale = float(expected.norm())
+    pieces = zip(sizes, *(torch.split(values, list(sizes.values())) for values in (got, expected)), strict=True)
+    return next((n for n, a, b in pieces if float((a - b).norm()) > 1e-2 * float(b.norm()) + 1e-3 * scale), None)

@@ -1,0 +1,3 @@
+"""Intervals for scikit-learn estimators."""
+
+from .estimators import *  # noqa: F403

@@ -1,0 +1,198 @@
+"""Tables in files: what is read is what was written, some rows at a time, and bad cells are named."""
+
+import io
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+from deltaband import Exact, ImportantDirections, Nystrom, RandomProjection
+from deltaband.cli import tables
+from deltaband.cli.engines import ENGINES, engine, nbytes
+from deltaband.cli.errors import Refusal
+from deltaband.cli.pairs import Pairs, Part
+from deltaband.cli.tables import numbers, open_table
+from deltaband.cli.writing import written
+
+FRAME = pd.DataFrame({"a": np.arange(25) / 7, "file": np.arange(25), "text": [f'"{i}", and\nmore' for i in range(25)]})
+
+
+@pytest.fixture(params=[".csv", ".parquet", ".npz"])
+def path(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 200)  # so that there are several
+    monkeypatch.setattr(tables, "BATCH_ROWS", 10)
+    path = tmp_path / f"table{request.param}"
+    with written(path, force=False) as write:
+        for batch in pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7):
+            write(batch)
+    return path
+
+
+def test_a_table_is_read_as_it_was_written(path):
+    table = open_table(path)
+    assert table.names == list(FRAME)
+    assert table.n_rows in (25, None if path.suffix == ".csv" else 25)
+    for _ in range(2):  # again from the first row
+        batches = list(table.batches())
+        assert len(batches) > 1
+        read = pa.Table.from_batches(batches)
+        assert read.column("text").to_pylist() == FRAME.text.to_list()
+        first = 0
+        for batch in batches:
+            expected = FRAME[["file", "a"]].to_numpy()[first : first + len(batch)]
+            np.testing.assert_array_equal(numbers(batch, ["file", "a"], path, first), expected)
+            first += len(batch)
+        assert first == 25
+    assert next(table.batches(["text", "a"])).schema.names == ["text", "a"]
+
+
+def test_a_part_and_the_rest_are_all_rows(path):
+    import torch
+
+    pairs = Pairs(open_table(path), ["a"], ["file"], torch.float32)
+    parts = [
+        np.concatenate([y[:, 0] for _, y in Pairs(pairs.table, ["a"], ["file"], torch.float32, None, part)])
+        for part in (Part(0.3, 5, True), Part(0.3, 5, False))
+    ]
+    np.testing.assert_array_equal(parts[0], np.flatnonzero(np.random.default_rng(5).random(25) < 0.3))
+    assert sorted(np.concatenate(parts)) == list(range(25))
+    assert pairs.checked().n_rows == 25
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["1", "", "y"], r"holds text \('y'\) in row 13"),
+        (["1", "2", "x y"], r"column 'c' holds text \('x y'\) in row 13; numbers are expected"),
+        (["1", " ", "2"], r"holds a missing value \(' '\) in row 12; remove or impute"),
+        (["1", "NA", "2"], r"holds a missing value \('NA'\) in row 12"),
+        (["1", "", ""], r"holds a missing value \(an empty cell\) in row 12"),
+        (["inf", "2", "2"], "holds an infinite value in row 11"),
+        ([1.0, None, 2.0], "holds a missing value in row 12"),
+        ([[1], [2], [3]], "holds text"),
+        (pd.to_datetime(["2020-01-01"] * 3), r"holds text \('timestamp"),
+    ],
+)
+def test_bad_cells_are_named_by_row_and_column(cells, message, tmp_path):
+    with pytest.raises(Refusal, match=message):
+        numbers(pa.record_batch({"c": pa.array(cells)}), ["c"], tmp_path, first=10)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cell", "message"),
+    [
+        (torch.float32, "-1e39", r"holds a value \(-1e\+39\) that is too large for the network's float32 in row 11"),
+        (torch.float16, "1e5", r"holds a value \(100000\) that is too large for the network's float16 in row 11"),
+        (torch.float32, "1e400", "holds an infinite value in row 11"),
+    ],
+)
+def test_a_number_that_the_network_cannot_hold_is_told_as_it_stands_in_the_file(dtype, cell, message, tmp_path):
+    rows = pa.record_batch({"c": [cell, "1"]})
+    with pytest.raises(Refusal, match=message):
+        numbers(rows, ["c"], tmp_path, first=10, dtype=dtype)
+    if cell != "1e400":
+        assert numbers(rows, ["c"], tmp_path)[0, 0] == float(cell)
+
+
+def test_missing_cells_are_nan_where_they_may_be(tmp_path):
+    rows = pa.record_batch({"c": ["1", " ", "NA"]})
+    np.testing.assert_array_equal(numbers(rows, ["c"], tmp_path, missing=True), [[1], [np.nan], [np.nan]])
+    with pytest.raises(Refusal, match="an infinite value"):
+        numbers(pa.record_batch({"c": [np.inf]}), ["c"], tmp_path, missing=True)
+
+
+def test_the_first_bad_row_counts_whichever_column_it_is_in(tmp_path):
+    rows = pa.record_batch({"a": ["1", "1", "x"], "b": ["1", "y", "1"]})
+    with pytest.raises(Refusal, match=r"column 'b' holds text .* in row 2"):
+        numbers(rows, ["a", "b"], tmp_path)
+
+
+def test_text_becomes_numbers_where_all_of_it_can():
+    assert tables.values(pa.array(["1", " ", "NA", "2.5"])) == [1.0, None, None, 2.5]
+    assert tables.values(pa.array(["1", "", "two"])) == ["1", None, "two"]
+    assert tables.values(pa.array([1, None])) == [1, None]
+
+
+def test_numbers_of_every_kind_are_numbers(tmp_path):
+    from decimal import Decimal
+
+    columns = {
+        "text": pa.array([" 1", "2e0 "]),
+        "whole": pa.array([1, 2], pa.int8()),
+        "truth": pa.array([True, False]),
+        "exact": pa.array([Decimal("1.5"), Decimal("2.5")]),
+        "coded": pa.array(["1", "2"]).dictionary_encode(),
+    }
+    found = numbers(pa.record_batch(columns), list(columns), tmp_path)
+    np.testing.assert_array_equal(found, [[1, 1, 1, 1.5, 1], [2, 2, 0, 2.5, 2]])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.txt", b"a", "the suffix must be one of .csv, .parquet, .npz"),
+        ("t.csv", b"\n\n", "is empty"),
+        ("t.csv", b"a,b,a\n1,2,3\n", "more than one column 'a'"),
+        ("t.csv", b"a,b\n1,2\n1,2,3\n", "Expected 2 columns, got 3"),
+        ("t.csv", b"a,b\n1,\xff\n", "is not in UTF-8 .byte 6.: save it as UTF-8"),
+        ("t.parquet", b"a,b\n", "could not be read"),
+        ("t.npz", b"a,b\n", "could not be read"),
+    ],
+)
+def test_files_that_are_no_tables_are_refused(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(Refusal, match=message):
+        list(open_table(tmp_path / name).batches())
+
+
+def test_arrays_that_are_no_columns_are_refused(tmp_path):
+    path = tmp_path / "t.npz"
+    for arrays, message in (
+        ({"X": np.zeros((3, 2)), "y": np.zeros(4)}, "as many rows: X 3, y 4"),
+        ({"X": np.zeros((3, 2, 2))}, "one or two dimensions"),
+    ):
+        np.savez(path, **arrays)
+        with pytest.raises(Refusal, match=message):
+            open_table(path)
+    np.savez(path, X=np.zeros(2), note=np.array([{}, {}]))
+    assert len(list(open_table(path).batches(["X"]))) == 1
+    with pytest.raises(Refusal, match="array 'note' holds Python objects, which could run code"):
+        list(open_table(path).batches())
+    with zipfile.ZipFile(path, "w") as archive:
+        content = io.BytesIO()
+        np.lib.format.write_array(content, np.zeros(100))
+        archive.writestr("X.npy", content.getvalue()[:-8])
+    with pytest.raises(Refusal, match="ends before its last row"):
+        list(open_table(path).batches())
+
+
+def test_arrays_are_the_same_in_either_order_and_of_any_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "BATCH_ROWS", 4)
+    X = np.arange(22.0).reshape(11, 2)
+    for arrays in (
+        {"X": X, "y": X[:, 0]},
+        {"X": np.asfortranarray(X), "y": X[::1, 0]},
+        {"X": X.astype(">f4"), "y": X[:, 0].astype(np.int16)},
+    ):
+        np.savez_compressed(tmp_path / "t.npz", **arrays)
+        table = open_table(tmp_path / "t.npz")
+        assert table.names == ["X0", "X1", "y"]
+        assert (table.select(["X"]), table.select(["X1,y"])) == (["X0", "X1"], ["X1", "y"])
+        read = [numbers(rows, ["y", "X0", "X1"], tmp_path) for rows in table.batches()]
+        assert [len(each) for each in read] == [4, 4, 3]
+        np.testing.assert_array_equal(np.concatenate(read), np.column_stack([X[:, 0], X]))
+
+
+def test_engines_are_written_as_their_constructors_say():
+    assert engine("auto") == "auto"
+    assert isinstance(engine("exact"), Exact)
+    assert repr(engine("important-directions:rank=200,tail=estimate,compress=true,memory=2MB")) == repr(
+        ImportantDirections(200, tail="estimate", compress=True, memory=2e6)
+    )
+    assert repr(engine("nystrom:landmarks=30,choose=leverage,seed=2")) == repr(Nystrom(30, choose="leverage", seed=2))
+    assert repr(engine("random-projection:dim=64")) == repr(RandomProjection(64))
+    assert all(isinstance(engine(name), made) for name, made in ENGINES.items())
+    assert (nbytes("2GB"), nbytes("1.5 MiB"), nbytes("1e6")) == (2e9, 1.5 * 2**20, 1e6)

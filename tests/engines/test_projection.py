@@ -1,0 +1,521 @@
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+
+import tests.reference as reference
+from deltaband import DeltabandWarning, Exact, PredictionIntervals
+from deltaband.engines import Problem, projection
+from deltaband.engines.exact import DualCovariance, PrimalCovariance
+from deltaband.engines.projection import Projection, RandomProjection
+from deltaband.network.gradient_batch import GradientBatch, Held
+from deltaband.network.layers.factors import Lookup, Outer, Rows
+from deltaband.network.network import Network
+from tests.support.networks import batch, mlp, regression
+
+SHAPES = [(90, 60, 24), (15, 60, 24), (40, 60, 10), (40, 60, 3), (20, 30, 1)]  # n, p, dim
+
+
+def sketch(engine, J, chunk=1000, dtype=torch.float64, n_rows=None):
+    engine = engine.start(n_rows=n_rows)
+    for i in range(0, len(J), chunk):
+        engine.update(batch(J[i : i + chunk], dtype))
+    return engine
+
+
+def exact(J, damping):
+    return sketch(Exact(), J).finalise(damping)
+
+
+@pytest.mark.parametrize("name", reference.SPECTRA)
+@pytest.mark.parametrize(("n", "p", "dim"), SHAPES)
+@pytest.mark.parametrize("damping", [10.0, 0.05])
+def test_the_covariance_is_that_of_a_dense_projection_and_explicit_inverses(name, n, p, dim, damping):
+    J = reference.matrix(name, n, p)
+    g = reference.probes(J)
+    S = reference.projection(dim, p, seed=3)
+    covariance = sketch(RandomProjection(dim, seed=3), J).finalise(damping)
+    h = [reference.projected_leverage(J @ S.T, damping, S @ row) for row in g]
+    np.testing.assert_allclose(covariance.leverage(batch(g)), h, rtol=1e-6)
+    q = [reference.projected_variance(J @ S.T, damping, S @ row) for row in g]
+    assert (np.abs(covariance.variance(batch(g)) - q) <= 1e-6 * np.array(q) + 1e-7 * np.array(h)).all()
+    p_star = reference.projected_effective_parameters(J @ S.T, damping, min(n, p))
+    assert covariance.effective_parameters == pytest.approx(p_star, abs=1e-5)
+    assert covariance.damping == damping
+    d = np.linalg.svd(J @ S.T, compute_uv=False)
+    d = d[d > 1e-5]
+    np.testing.assert_allclose(covariance.spectrum().singular_values[: len(d)], d, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "p", "dim"), SHAPES)
+def test_one_covariance_answers_for_every_damping(n, p, dim):
+    J = reference.matrix("decaying", n, p)
+    g = batch(reference.probes(J))
+    engine = RandomProjection(dim)
+    dampings = np.array([1e-9, 1e-2, 0.3, 10.0])
+    for covariance in (sketch(engine, J).finalise(0.3).diagonalised(), sketch(engine, J).finalise(None)):
+        many = covariance.variances(g, dampings)
+        for column, damping in zip(many.T, dampings, strict=True):
+            one, direct = covariance.at(damping), sketch(engine, J).finalise(damping)
+            np.testing.assert_allclose(column, direct.variance(g), rtol=1e-12)
+            np.testing.assert_array_equal(one.leverage(g), direct.leverage(g))
+            assert one.effective_parameters == direct.effective_parameters
+            assert one.missed_parameters == direct.missed_parameters
+        assert math.isnan(covariance.error_bound)
+        assert covariance.describe() == f"random projection of {p} to {dim} dimensions"
+    assert covariance.damping is None
+    with pytest.raises(ValueError, match="not chosen yet"):
+        covariance.variance(g)
+
+
+@pytest.mark.parametrize("name", reference.SPECTRA)
+@pytest.mark.parametrize(("n", "dim"), [(90, 24), (15, 24)])
+def test_the_variance_is_what_the_leverage_says_at_other_dampings(name, n, dim):
+    J = reference.matrix(name, n, 60)
+    g = batch(reference.probes(J))
+    covariance = sketch(RandomProjection(dim), J).finalise(30.0)
+    step = 1e-3
+    more, less = (covariance.at(30.0 * math.exp(sign * step)).leverage(g) for sign in (1, -1))
+    q = covariance.leverage(g) + (more - less) / (2 * step)  # h + λ ∂h/∂λ
+    np.testing.assert_allclose(covariance.variance(g), np.maximum(q, 0.0), rtol=1e-5, atol=1e-6 * more.max())
+
+
+CASES = [  # n, p, dim and λ over the largest eigenvalue, such that tr H < dim
+    *(("decaying", *shape) for shape in [(60, 300, 120, 1e-2), (60, 2000, 80, 1e-3), (400, 150, 80, 1e-3)]),
+    *(("step", *shape) for shape in [(60, 300, 120, 0.1), (60, 2000, 80, 0.1), (400, 150, 80, 0.1)]),
+    *(("flat", *shape) for shape in [(60, 300, 120, 0.5), (60, 2000, 120, 0.5), (400, 150, 80, 3.0)]),
+    *(("deficient", *shape) for shape in [(60, 300, 120, 0.1), (60, 2000, 80, 0.1), (400, 150, 80, 0.1)]),
+]
+
+
+@pytest.mark.parametrize(("name", "n", "p", "dim", "relative"), CASES)
+def test_on_average_over_seeds_next_to_nothing_of_the_bias_of_a_projection_is_left(name, n, p, dim, relative):
+    all_rows = reference.matrix(name, n + 30, p)
+    J, new = all_rows[:n], all_rows[n:]
+    groups = batch(J[:30]), batch(new)
+    damping = relative * np.linalg.norm(J, 2) ** 2
+
+    def answers(covariance, S=lambda g: g):  # p*, then the mean q and the mean h of rows of J and of new ones
+        q, h = ([ask(S(g)).mean() for g in groups] for ask in (covariance.variance, covariance.leverage))
+        return np.array([covariance.effective_parameters, *q, *h])
+
+    truth = answers(exact(J, damping))
+    plain, corrected, missed = [], [], []
+    for seed in range(12):
+        S = Projection(dim, p, seed)
+        plain.append(answers(exact(S(batch(J)).rows().numpy(), damping), S))
+        covariance = sketch(RandomProjection(dim, seed=seed), J, n_rows=n).finalise(damping)
+        corrected.append(answers(covariance))
+        missed.append(covariance.missed_parameters)
+    size = truth[[0, 3, 4, 3, 4]]  # q may be next to nothing, h is not
+    before, after = (np.abs(np.mean(found, axis=0) - truth) / size for found in (plain, corrected))
+    assert after.max() < 0.02
+    assert after[0] < before[0] / 8
+    assert after[1:].mean() < before[1:].mean() / 6
+    errors = np.abs(np.array(corrected)[:, 0] - truth[0])
+    assert np.sqrt(np.mean(errors**2)) < np.mean(missed) < max(1.0, 0.1 * truth[0])
+
+
+@pytest.mark.parametrize("name", reference.SPECTRA)
+def test_below_the_smallest_damping_that_can_be_told_the_answers_are_those_for_it(name):
+    J = reference.matrix(name, 90, 60)
+    g = batch(reference.probes(J))
+    covariance = sketch(RandomProjection(10), J).finalise(None)
+    least = 1 / np.mean(1 / covariance.eigenvalues)  # where μ is 0
+    at, below = covariance.at(least * (1 + 1e-8)), [covariance.at(least * factor) for factor in (0.99, 1e-3, 1e-200)]
+    assert at.effective_parameters >= 10  # tr H is
+    for one in below:
+        np.testing.assert_allclose(one.variance(g), at.variance(g), rtol=1e-4, atol=1e-6 * at.leverage(g).max())
+        np.testing.assert_allclose(one.leverage(g), at.leverage(g), rtol=1e-6)
+        assert one.effective_parameters == pytest.approx(at.effective_parameters, rel=1e-5)
+        assert one.missed_parameters == 60 - one.effective_parameters
+
+
+@pytest.mark.parametrize("damping", [1e-200, 1e-12, 1.0])
+def test_one_row_and_rows_of_zeros_are_no_trouble(damping):
+    row = np.arange(1.0, 31.0)[None]
+    for J, p_star in ((row, exact(row, damping).effective_parameters), (np.zeros((40, 30)), 0.0)):
+        covariance = sketch(RandomProjection(12), J).finalise(damping)
+        assert covariance.effective_parameters == pytest.approx(p_star, abs=1e-7)
+        np.testing.assert_allclose(covariance.variance(batch(J)), exact(J, damping).variance(batch(J)), rtol=0.5)
+        assert np.isfinite(covariance.leverage(batch(row))).all()
+        assert 0 <= covariance.missed_parameters <= 1e-3 + 40 * (p_star > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "p", "dim"), SHAPES)
+def test_how_the_rows_are_chunked_does_not_matter(n, p, dim, dtype):
+    J = reference.matrix("decaying", n, p)
+    g = batch(reference.probes(J), dtype)
+    whole = sketch(RandomProjection(dim), J, dtype=dtype, n_rows=n).finalise(0.1)
+    for chunk in (1, 7, 32):
+        part = sketch(RandomProjection(dim), J, chunk, dtype).finalise(0.1)
+        np.testing.assert_allclose(part.variance(g), whole.variance(g), rtol=1e-8)
+        assert part.effective_parameters == pytest.approx(whole.effective_parameters, rel=1e-9)
+        assert part.missed_parameters == pytest.approx(whole.missed_parameters, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 7, 59, 60, 1000])
+def test_how_the_columns_are_chunked_does_not_matter(monkeypatch, width, dtype):
+    g = batch(reference.matrix("decaying", 20, 60), dtype)
+    S = reference.projection(14, 60, seed=0)
+    monkeypatch.setattr(projection, "WIDTH", width)
+    rows = Projection(14, 60, 0)(GradientBatch.concatenate([g, g])).rows()
+    expected = g.rows().double().numpy() @ S.T
+    assert rows.dtype == torch.float64
+    np.testing.assert_allclose(rows, np.concatenate([expected, expected]), rtol=1e-12, atol=1e-14)
+
+
+def test_many_rows_are_projected_some_at_a_time(monkeypatch):
+    monkeypatch.setattr(projection, "CHUNK_BYTES", 3200)  # 6 rows
+    J = reference.matrix("decaying", 40, 60)
+    np.testing.assert_allclose(
+        Projection(14, 60, 0)(batch(J)).rows(), J @ reference.projection(14, 60, seed=0).T, rtol=1e-12, atol=1e-14
+    )
+
+
+def test_there_are_never_many_projected_rows_of_a_batch(monkeypatch):
+    J = reference.matrix("decaying", 40, 60)
+    whole = sketch(RandomProjection(50), J).finalise(0.1)
+    monkeypatch.setattr(projection, "CHUNK_BYTES", 8 * 50 * 7)
+    monkeypatch.setattr(projection, "CHUNK_ROWS_AT_LEAST", 3)
+    some = sketch(RandomProjection(50), J)
+    assert [len(kept) for kept in some._exact._kept] == [7, 7, 7, 7, 7, 5]
+    some = some.finalise(0.1)
+    for n in (40, 7, 1, 0):
+        np.testing.assert_allclose(some.variance(batch(J[:n])), whole.variance(batch(J[:n])), rtol=1e-9)
+        np.testing.assert_allclose(some.leverage(batch(J[:n])), whole.leverage(batch(J[:n])), rtol=1e-9)
+
+
+def test_float32_gradients_are_summed_up_in_float64():
+    J = reference.matrix("decaying", 200, 60).astype(np.float32)
+    g = reference.probes(J.astype(np.float64)).astype(np.float32)
+    single = sketch(RandomProjection(24), J, dtype=torch.float32).finalise(1e-4)
+    double = sketch(RandomProjection(24), J.astype(np.float64)).finalise(1e-4)
+    np.testing.assert_array_equal(single.variance(batch(g, torch.float32)), double.variance(batch(g)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dim=st.integers(1, 5000),
+    seed=st.integers(0, 2**100),
+    start=st.integers(0, 300),
+    width=st.integers(1, 100),
+)
+def test_a_column_is_the_same_whichever_others_are_asked_for(dim, seed, start, width):
+    S = Projection(dim, 10_000, seed)
+    at, values = S.entries(start, width)
+    all_at, all_values = S.entries(0, start + width)
+    np.testing.assert_array_equal(at, all_at[start:])
+    np.testing.assert_array_equal(values, all_values[start:])
+    count = min(4, dim)
+    assert at.shape == values.shape == (width, count)
+    assert (at >= dim * np.arange(count) // count).all()  # one in each quarter, so all are distinct
+    assert (at < dim * np.arange(1, count + 1) // count).all()
+    np.testing.assert_allclose((values**2).sum(axis=1), 1)
+
+
+def test_a_seed_is_the_same_projection_on_every_machine():
+    at, values = Projection(4000, 10**8, 0).entries(0, 3)
+    assert at.tolist() == [[701, 1022, 2615, 3150], [350, 1298, 2007, 3941], [264, 1119, 2554, 3341]]
+    assert (2 * values).tolist() == [[-1, 1, 1, 1], [-1, -1, -1, -1], [-1, -1, -1, 1]]
+    at, values = Projection(4000, 10**8, 2**70 + 1).entries(9_999_999, 1)
+    assert at.tolist() == [[500, 1752, 2088, 3936]]
+    assert (2 * values).tolist() == [[-1, 1, 1, -1]]
+
+
+def test_places_and_signs_are_uniform():
+    at, values = Projection(40, 10**6, 5).entries(0, 40_000)
+    counts = np.bincount(at.ravel(), minlength=40)  # 4000 each, with a standard deviation of 60
+    assert np.abs(counts - 4000).max() < 5 * 60
+    signed = np.bincount(at.ravel(), weights=2 * values.ravel(), minlength=40)
+    assert np.abs(signed).max() < 5 * math.sqrt(4000)
+
+
+def test_projected_inner_products_are_unbiased_and_vary_as_the_docstring_says():
+    rng = np.random.default_rng(0)
+    p, dim, n_seeds = 30, 12, 3000
+    g = rng.standard_normal((4, p))
+    g[1] += 2 * g[0]  # nearly parallel
+    g[3] = 0.0
+    g[3, 4:7] = 1.0  # and one with few entries, where columns that fall together show
+    found = np.empty((n_seeds, 4, 4))
+    for seed in range(n_seeds):
+        rows = Projection(dim, p, seed)(batch(g)).rows().numpy()
+        found[seed] = rows @ rows.T
+    true = g @ g.T
+    together = g**2 @ (g**2).T
+    variance = (np.outer(true.diagonal(), true.diagonal()) + true**2 - 2 * together) / dim
+    assert (np.abs(found.mean(axis=0) - true) < 5 * np.sqrt(variance / n_seeds)).all()
+    np.testing.assert_allclose(found.var(axis=0), variance, rtol=0.25)
+
+
+def test_the_error_of_the_variance_falls_with_the_dimension():
+    J = reference.matrix("decaying", 60, 1000)
+    damping = 1e-2 * np.linalg.norm(J, 2) ** 2
+    q = exact(J, damping).variance(batch(J))
+
+    def error(dim):
+        engines = [sketch(RandomProjection(dim, seed=seed), J).finalise(damping) for seed in range(4)]
+        return np.mean([np.abs(engine.variance(batch(J)) / q - 1).mean() for engine in engines])
+
+    errors = [error(dim) for dim in (40, 160, 640)]
+    assert errors[1] < errors[0] / 1.7
+    assert errors[2] < errors[1] / 1.7
+    assert errors[2] < 0.05
+
+
+@pytest.mark.parametrize(("first", "second"), [(10, 10), (10, 70), (70, 10), (40, 40)])
+@pytest.mark.parametrize("dim", [24, 200])
+def test_merging_equals_one_pass(first, second, dim):
+    J = reference.matrix("decaying", first + second, 60)
+    g = batch(reference.probes(J))
+    one, two = sketch(RandomProjection(dim, seed=1), J[:first]), sketch(RandomProjection(dim, seed=1), J[first:])
+    one.merge(two)
+    merged, whole = one.finalise(0.1), sketch(RandomProjection(dim, seed=1), J).finalise(0.1)
+    np.testing.assert_allclose(merged.variance(g), whole.variance(g), rtol=1e-8)
+    np.testing.assert_allclose(merged.leverage(g), whole.leverage(g), rtol=1e-8)
+    assert merged.missed_parameters == pytest.approx(whole.missed_parameters, abs=1e-8)
+    assert merged.describe() == whole.describe()
+    alone = sketch(RandomProjection(dim, seed=1), J[first:]).finalise(0.1)
+    np.testing.assert_allclose(two.finalise(0.1).variance(g), alone.variance(g), rtol=1e-8)
+
+
+def test_an_empty_projection_merges_both_ways():
+    J = reference.matrix("decaying", 15, 40)
+    full, empty = sketch(RandomProjection(10), J), RandomProjection(10).start()
+    full.merge(empty)
+    empty.merge(full)
+    one, two = full.finalise(0.1), empty.finalise(0.1)
+    np.testing.assert_array_equal(one.variance(batch(J)), two.variance(batch(J)))
+    assert one.describe() == two.describe()
+
+
+def test_different_projections_do_not_merge():
+    one = sketch(RandomProjection(10), np.eye(20))
+    for other in (RandomProjection(11), RandomProjection(10, seed=1)):
+        with pytest.raises(ValueError, match=r"RandomProjection\(dim=10\) and RandomProjection\(dim=1"):
+            one.merge(sketch(other, np.eye(20)))
+    with pytest.raises(ValueError, match="20 and 30"):
+        one.merge(sketch(RandomProjection(10), np.eye(30)))
+    np.testing.assert_array_equal(
+        one.finalise(1.0).variance(batch(np.eye(20))),
+        sketch(RandomProjection(10), np.eye(20)).finalise(1.0).variance(batch(np.eye(20))),
+    )
+
+
+@pytest.mark.parametrize(("n", "kind"), [(60, PrimalCovariance), (10, DualCovariance)])
+@pytest.mark.parametrize("dim", [25, 26, 4000])
+def test_a_dimension_that_is_not_below_the_number_of_parameters_is_exact(n, kind, dim):
+    J = reference.matrix("decaying", n, 25)
+    g = batch(reference.probes(J))
+    covariance = sketch(RandomProjection(dim, seed=4), J).finalise(0.1)
+    assert isinstance(covariance, kind)
+    np.testing.assert_array_equal(covariance.variance(g), exact(J, 0.1).variance(g))
+    np.testing.assert_array_equal(covariance.leverage(g), exact(J, 0.1).leverage(g))
+    assert covariance.effective_parameters == exact(J, 0.1).effective_parameters
+    assert (covariance.error_bound, covariance.missed_parameters) == (0.0, 0.0)
+
+
+def test_it_asks_for_no_rows_unless_it_is_exact_and_exact_does():
+    assert not RandomProjection(10).wants_rows(Problem(500, 11, 8, 88, 8))
+    assert not RandomProjection(10).wants_rows(Problem(5, 10, 8, 80, 8))
+    assert RandomProjection(10).wants_rows(Problem(10, 10, 8, 80, 8))
+
+
+class Sequence(nn.Module):
+    """Layers of every sort of part, each used at two positions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.wide, self.last = nn.Embedding(50, 20), nn.Linear(20, 24), nn.Linear(24, 1)
+        self.scale = nn.Parameter(torch.ones(24))
+
+    def forward(self, x):
+        return self.last(self.scale * self.wide(self.embedding(x)).tanh().mean(dim=1))[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 7, 20, 60, 1000])
+def test_a_layer_is_projected_without_its_rows(monkeypatch, width, dtype):
+    network = Network(Sequence().to(dtype))
+    x = torch.randint(50, (9, 2), generator=torch.Generator().manual_seed(1))
+    network.examine(x)
+    g = network.gradients(x)[1]
+    assert {type(part) for part in g.blocks[0].parts()} == {Lookup, Outer, Rows}
+    expected = g.rows().double().numpy() @ reference.projection(14, g.n_parameters, seed=0).T
+    monkeypatch.setattr(projection, "WIDTH", width)
+    monkeypatch.setattr(Outer, "rows", None)
+    monkeypatch.setattr(GradientBatch, "rows", None)
+    engine = RandomProjection(14).start(n_rows=9)
+    engine.update(g)
+    rounding = 1e-12 if dtype == torch.float64 else 1e-5
+    found = np.concatenate([part.values for kept in engine._exact._kept for part in kept.blocks[0].parts()])
+    np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding)
+
+
+def test_of_the_rows_of_a_large_layer_there_are_never_more_than_some_columns():
+    b, a, o = 200, 1000, 1000
+    generator = torch.Generator().manual_seed(0)
+    g = GradientBatch((Held((Outer(*torch.randn(2, b, 1, a, generator=generator), bias=True),)),))
+    most = max(columns.nbytes for columns in g.columns(10_000))
+    assert most == 8 * b * 10_000  # all rows would be 1.6 GB
+    formed = [g.blocks[0].parts()[0].columns(start, start + 10_000) for start in (0, 4_500, o * a - 9_000)]
+    for columns in formed:
+        assert columns.shape == (b, 10_000)
+        assert columns.untyped_storage().nbytes() <= 4 * b * (10_000 + 2 * a)
+
+
+def test_a_known_length_folds_from_the_first_row_on_so_that_memory_does_not_grow_with_the_rows():
+    engine = RandomProjection(10).start(n_rows=50)
+    for row in reference.matrix("flat", 50, 30):
+        engine.update(batch(row[None]))
+        assert engine._exact._kept == []
+        assert engine._exact._gram.shape == (10, 10)
+
+
+def test_no_more_than_some_columns_of_the_projection_exist_at_a_time():
+    p = 600_000
+    g = GradientBatch.of(torch.ones(2, p))
+    S = Projection(100, p, 0)
+    S(batch(np.ones((1, 1))))  # SciPy is loaded
+    tracemalloc.start()
+    S(g)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * 2**20  # all of S would be 29 MB, the rows in float64 10 MB
+
+
+@pytest.mark.parametrize(("n", "p", "dim"), SHAPES)
+def test_no_damping_is_an_error_since_directions_are_missing(n, p, dim):
+    with pytest.raises(ValueError, match=f"{dim} of {p} directions"):
+        sketch(RandomProjection(dim), reference.matrix("flat", n, p)).finalise(0.0)
+
+
+def test_no_damping_works_where_nothing_is_projected():
+    J = reference.matrix("step", 60, 10)
+    covariance = sketch(RandomProjection(10), J).finalise(0.0)
+    np.testing.assert_array_equal(covariance.variance(batch(J)), exact(J, 0.0).variance(batch(J)))
+
+
+@pytest.mark.parametrize("dim", [0, -3, 2.5, True, "auto", None, 2**31, np.array([1, 2])])
+def test_a_dimension_that_is_no_dimension_is_refused(dim):
+    with pytest.raises(ValueError, match="dim must be"):
+        RandomProjection(dim)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, False, "x", None])
+def test_a_seed_that_is_no_seed_is_refused(seed):
+    with pytest.raises(ValueError, match="seed must be"):
+        RandomProjection(10, seed=seed)
+
+
+def test_numbers_of_numpy_are_numbers():
+    engine = RandomProjection(np.int64(10), seed=np.uint8(3))
+    assert (engine.dim, engine.seed) == (10, 3)
+    assert (repr(engine), repr(RandomProjection())) == (
+        "RandomProjection(dim=10, seed=3)",
+        "RandomProjection(dim=4000)",
+    )
+
+
+def test_the_settings_of_the_user_are_never_touched_and_an_engine_is_empty_in_the_end():
+    mine = RandomProjection(4, seed=2)
+    J = reference.matrix("flat", 8, 12)
+    engine = sketch(mine, J)
+    first = engine.finalise(1.0).variance(batch(J))
+    for empty in (mine, engine):
+        with pytest.raises(ValueError, match="no rows"):
+            empty.finalise(1.0)
+    engine.update(batch(J))
+    again = engine.finalise(1.0)
+    np.testing.assert_array_equal(again.variance(batch(J)), first)
+    assert again.missed_parameters == sketch(mine, J).finalise(1.0).missed_parameters
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 40),
+    p=st.integers(1, 30),
+    dim=st.integers(1, 35),
+    log_damping=st.floats(-3, 3),
+    seed=st.integers(0, 10**6),
+    name=st.sampled_from(reference.SPECTRA),
+)
+def test_bounds_that_hold_for_every_projection(n, p, dim, log_damping, seed, name):
+    J = reference.matrix(name, n, p, seed)
+    damping = 10.0**log_damping
+    covariance = sketch(RandomProjection(dim, seed=seed), J).finalise(damping)
+    g = batch(reference.probes(J, seed))
+    q, h = covariance.variance(g), covariance.leverage(g)
+    assert (q >= 0).all()
+    assert (q <= h * (1 + 1e-6)).all()
+    assert -1e-6 <= covariance.effective_parameters <= min(n, p) + 1e-6
+    assert 0 <= covariance.missed_parameters <= min(n, p) + 1e-6
+
+
+@pytest.mark.parametrize("n", [80, 25])  # primal and dual: dim = 30
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+def test_predict_is_formula_2_of_the_paper_with_projected_gradients(n):
+    model, (X, y) = mlp(), regression(n)
+    new = regression(6, seed=9)[0]
+    band = PredictionIntervals(model, damping=1.0, engine=RandomProjection(30, seed=7)).fit(X, y, progress=False)
+    intervals = band.predict(new, level=0.8)
+    S = reference.projection(30, 41, seed=7)
+    outputs, J = reference.jacobian(model, X)
+    predictions, gradients = reference.jacobian(model, new)
+    nu = n - reference.projected_effective_parameters(J @ S.T, 1.0, min(n, 41))
+    for i in range(6):
+        q = reference.projected_variance(J @ S.T, 1.0, S @ gradients[i])
+        half = stats.t.ppf(0.9, nu) * np.sqrt(np.sum((y.numpy() - outputs) ** 2) / nu * (1 + q))
+        assert intervals.lower[i].item() == pytest.approx(predictions[i] - half, rel=1e-7)
+        assert intervals.upper[i].item() == pytest.approx(predictions[i] + half, rel=1e-7)
+    assert "random projection of 41 to 30 dimensions" in band.summary()
+    assert math.isnan(band.error_bound_)
+
+
+@pytest.mark.parametrize("damping", [1.0, None])
+def test_calibration_works_with_and_without_a_damping(damping):
+    model, (X, y) = mlp(hidden=40), regression(200)
+    x_cal, y_cal = regression(120, seed=1)
+    band = PredictionIntervals(model, damping=damping, engine=RandomProjection(120)).fit(X, y, progress=False)
+    intervals = band.calibrate(x_cal, y_cal).predict(X[:20])
+    assert torch.isfinite(intervals.lower).all()
+    assert (intervals.lower < intervals.upper).all()
+    assert "calibrated on         120 rows" in band.summary()
+    x_new, y_new = regression(2000, seed=2)
+    lower, upper = band.predict(x_new, level=0.9).lower, band.predict(x_new, level=0.9).upper
+    assert 0.8 < ((lower <= y_new) & (y_new <= upper)).double().mean() < 0.97
+
+
+def test_widths_are_nearly_those_of_the_exact_method_on_a_network():
+    model, (X, y) = mlp(hidden=200), regression(300)  # p = 1001
+    new = regression(100, seed=3)[0]
+    truth, near = (
+        PredictionIntervals(model, damping=30.0, engine=engine).fit(X, y, progress=False)
+        for engine in (Exact(), RandomProjection(600))
+    )
+    assert truth.effective_parameters_ > 10
+    assert near.effective_parameters_ == pytest.approx(truth.effective_parameters_, rel=0.01)
+    ratio = near.predict(new).width / truth.predict(new).width
+    assert (ratio - 1).abs().max() < 0.02
+    assert (ratio - 1).abs().mean() < 0.002
+
+
+def test_a_dimension_below_the_effective_parameters_is_warned_about_and_one_above_is_near():
+    model, (X, y) = mlp(hidden=200), regression(300)
+    truth = PredictionIntervals(model, damping=0.3, engine=Exact()).fit(X, y, progress=False)
+    assert truth.effective_parameters_ > 35
+    with pytest.warns(DeltabandWarning, match="not accurate enough"):
+        PredictionIntervals(model, damping=0.3, engine=RandomProjection(10)).fit(X, y, progress=False)
+    near = PredictionIntervals(model, damping=0.3, engine=RandomProjection(60)).fit(X, y, progress=False)
+    assert near.effective_parameters_ == pytest.approx(truth.effective_parameters_, rel=0.03)
+    assert (near.predict(X).width / truth.predict(X).width - 1).abs().mean() < 0.005

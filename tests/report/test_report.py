@@ -1,0 +1,722 @@
+"""What a report says: the numbers, the words, and that whatever it is given it stays a page of its own."""
+
+import datetime
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from deltaband import (
+    ClassificationIntervals,
+    ImportantDirections,
+    Intervals,
+    NotFittedError,
+    PredictionIntervals,
+    metrics,
+    report,
+)
+from deltaband.display.markup import Markup, element, escaped, together
+from deltaband.display.numerals import decimals, fixed, level_name, number, percent
+from deltaband.display.svg import Axes, Scale, limits
+from deltaband.report import chance, charts, sections
+from deltaband.report.columns import Column
+from deltaband.report.columns import read as read_columns
+from deltaband.report.groups import by_value, by_width
+from deltaband.report.judged import CURVE, Coverage, Judged, judge
+from tests.support.networks import mlp, regression
+
+HOSTILE = "</script><script>alert(1)</script>\"'&<b>"
+TRAIN, HELD, NEW = slice(0, 120), slice(120, 160), slice(160, 400)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return regression(400)
+
+
+@pytest.fixture(scope="module")
+def band(rows):
+    X, y = rows
+    return PredictionIntervals(mlp(), damping=1.0).fit(X[TRAIN], y[TRAIN], progress=False)
+
+
+@pytest.fixture(scope="module")
+def calibrated(rows):
+    X, y = rows
+    return PredictionIntervals(mlp()).fit(X[TRAIN], y[TRAIN], progress=False).calibrate(X[HELD], y[HELD])
+
+
+@pytest.fixture(scope="module")
+def several(rows):
+    """A band of three outputs, and targets for it."""
+    X, y = rows
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    Y = torch.stack([y, 2 * y, X[:, 0]], dim=1)
+    return PredictionIntervals(model, damping=1.0).fit(X[TRAIN], Y[TRAIN], progress=False), Y
+
+
+class Texts(HTMLParser):
+    """The words of a page, and its elements."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.words, self.elements, self._open = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self._open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag, f"{tag} is not the one that is open"
+
+    def handle_data(self, data):
+        if not self._open or self._open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+
+def words(page):
+    return " ".join(" ".join(Texts(page).words).split())
+
+
+# --- the numbers
+
+
+def test_the_headline_is_what_the_metrics_say(band, rows):
+    X, y = rows[0][NEW], rows[1][NEW]
+    intervals = band.predict(X, 0.9)
+    text = words(report.page(band, X, y, level=0.9))
+    share = metrics.coverage(y, intervals)
+    assert f"{100 * share:.1f} % of 240 rows lie in their 90 % interval" in text
+    assert f"Mean width {float(intervals.width.mean()):.2f}" in text
+    assert f"Interval score {metrics.interval_score(y, intervals):.2f}" in text
+    assert f"{number(metrics.mean_width(y, intervals), 3)} standard deviations of the target" in text
+    assert f"Correlation of width and error: {number(metrics.width_error_correlation(y, intervals), 2)}" in text
+    missed = int(((y < intervals.lower) | (y > intervals.upper)).sum())
+    assert f"{missed} missed: {int((y < intervals.lower).sum())} below" in text
+
+
+def test_the_curve_counts_what_predict_covers_at_each_level(band, rows):
+    X, y = rows[0][NEW], rows[1][NEW]
+    judgement = judge(band, X, y, 0.42, None)
+    (judged,) = judgement.outputs
+    assert [each.level for each in judged.curve] == sorted({*CURVE, 0.42})
+    for each in judged.curve:
+        assert each.share == metrics.coverage(y, band.predict(X, each.level))
+    assert judged.coverage.level == 0.42
+    assert judged.score == metrics.interval_score(y, band.predict(X, 0.42))
+
+
+def test_rows_in_pieces_are_judged_as_all_at_once(band, rows, monkeypatch):
+    X, y = rows[0][NEW], rows[1][NEW]
+    whole = judge(band, X, y, 0.9, None).outputs[0]
+    monkeypatch.setattr("deltaband.report.judged.ROWS_AT_ONCE", 37)
+    pieces = judge(band, X, y, 0.9, None).outputs[0]
+    assert pieces.curve == whole.curve
+    for a, b in zip(pieces.intervals, whole.intervals, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_arrays_tensors_and_columns_of_targets_make_the_same_page(band, rows):
+    X, y = rows[0][NEW], rows[1][NEW]
+    page = report.page(band, X, y)
+    assert report.page(band, X.numpy(), y.numpy()) == page
+    assert report.page(band, X, y[:, None]) == page
+    assert report.page(band, X, y.tolist()) == page
+
+
+@pytest.mark.parametrize(("covered", "n"), [(0, 10), (10, 10), (95, 100), (1, 3)])
+def test_the_likely_range_is_that_of_clopper_and_pearson(covered, n):
+    from scipy.stats import binomtest
+
+    expected = binomtest(covered, n).proportion_ci(0.95, "exact")
+    assert chance.likely(covered, n) == pytest.approx((expected.low, expected.high))
+
+
+def test_the_expected_range_holds_a_share_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    low, high = chance.expected(0.9, 200)
+    shares = rng.binomial(200, 0.9, 4000) / 200
+    assert 0.945 < np.mean((low <= shares) & (shares <= high)) < 0.98
+
+
+def test_the_expected_range_of_a_calibrated_band_knows_that_its_quantile_is_an_estimate():
+    rng = np.random.default_rng(0)
+    low, high = chance.expected(0.9, 500, calibration_rows=50)
+    quantile = np.sort(rng.uniform(size=(2000, 50)), axis=1)[:, 45]  # the ⌈51·0.9⌉-th
+    shares = np.mean(rng.uniform(size=(2000, 500)) <= quantile[:, None], axis=1)
+    assert 0.93 < np.mean((low <= shares) & (shares <= high)) < 0.97
+    narrow = chance.expected(0.9, 500)
+    assert low < narrow.low
+    assert high > narrow.high
+
+
+def test_a_coverage_is_off_only_where_it_matters_and_chance_does_not_explain_it():
+    assert Coverage(0.95, 88, 100).verdict == "too low"
+    assert Coverage(0.95, 91, 100).verdict == "as asked"  # chance
+    assert Coverage(0.95, 947_000, 1_000_000).verdict == "as asked"  # too little to matter
+    assert Coverage(0.95, 940_000, 1_000_000).verdict == "too low"
+    assert Coverage(0.95, 100, 100).verdict == "too high"
+    assert Coverage(0.95, 89, 100).verdict == "too low"
+    assert Coverage(0.95, 89, 100, among=10).verdict == "as asked"  # one of ten groups may be like this
+
+
+def test_a_band_is_judged_by_itself_and_a_small_calibration_set_explains_but_does_not_excuse_it():
+    few = Coverage(0.9, 803, 1000, calibration_rows=40)
+    assert few.verdict == "too low"
+    assert few.calibration_explains
+    assert "A calibration on 40 rows may be off by as much" in sections._few_calibration_rows(few)
+    for other in (
+        Coverage(0.9, 803, 1000, calibration_rows=4000),
+        Coverage(0.9, 803, 1000),
+        Coverage(0.9, 900, 1000, calibration_rows=40),
+    ):
+        assert sections._few_calibration_rows(other) == ""
+
+
+def test_training_rows_among_those_reported_on_are_noticed(band, rows):
+    X, y = rows
+    assert "were training rows" not in words(report.page(band, X[NEW], y[NEW]))
+    assert "33.3 % of the rows were training rows" in words(report.page(band, X[80:200], y[80:200]))
+
+
+def test_intervals_that_are_too_narrow_are_said_to_be(band, rows):
+    X, y = rows[0][NEW], rows[1][NEW]
+    assert "the intervals are too narrow" in words(report.page(band, X, y + 3))
+    wide = PredictionIntervals(mlp(), damping=1.0).fit(rows[0][TRAIN], 50 * rows[1][TRAIN], progress=False)
+    assert "wider than they need to be" in words(report.page(wide, X, y))
+
+
+# --- groups
+
+
+def counts(groups):
+    return {group.name: len(group.rows) for group in groups}
+
+
+def test_numbers_are_broken_down_into_five_parts_of_as_many_rows():
+    groups = by_value(Column(np.arange(100.0)))
+    assert counts(groups) == {"0 to 19": 20, "20 to 39": 20, "40 to 59": 20, "60 to 79": 20, "80 to 99": 20}
+
+
+def test_few_different_numbers_and_texts_are_broken_down_by_value():
+    assert counts(by_value(Column(np.array([2.0, 1.0, 2.0])))) == {"1": 1, "2": 2}
+    columns = read_columns({"a": ["x", "y", "x", None], "b": [True, False, True, True]}, 4)
+    assert counts(by_value(columns["a"])) == {"x": 2, "missing": 1, "y": 1}
+    assert counts(by_value(columns["b"])) == {"True": 3, "False": 1}
+
+
+def test_of_many_texts_the_rare_ones_share_a_group():
+    column = read_columns({"a": ["often"] * 5 + [str(k) for k in range(30)]}, 35)["a"]
+    groups = by_value(column)
+    assert len(groups) == 10
+    assert groups[0].name == "often"
+    assert groups[-1].name == "22 others"
+    assert len(groups[-1].rows) == 22
+
+
+@given(
+    st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=60)
+    | st.lists(st.none() | st.text(max_size=3), min_size=1, max_size=60)
+    | st.lists(st.integers(-(10**20), 10**20), min_size=1, max_size=60)
+)
+def test_each_row_is_in_one_group(values):
+    groups = by_value(read_columns({"a": values}, len(values))["a"])
+    assert sorted(row for group in groups for row in group.rows) == list(range(len(values)))
+    assert all(len(group.rows) for group in groups)
+
+
+@given(st.lists(st.floats(0, 1e6) | st.just(np.inf), min_size=1, max_size=60))
+def test_each_row_is_in_one_group_of_widths(values):
+    groups = by_width(np.array(values))
+    assert sorted(row for group in groups for row in group.rows) == list(range(len(values)))
+
+
+def test_equal_widths_are_one_group():
+    assert counts(by_width(np.full(30, 2.0) + 1e-7 * np.arange(30))) == {"all 2.000": 30}
+
+
+def test_columns_may_come_from_pandas_and_hold_dates_and_gaps():
+    frame = pd.DataFrame(
+        {
+            "when": pd.date_range("2024-01-01", periods=20),
+            "text": pd.array(["a", None] * 10, dtype="string"),
+            "whole": pd.array([1, None] * 10, dtype="Int64"),
+            "kind": pd.Categorical(["x", "y"] * 10),
+        }
+    )
+    columns = read_columns(frame, 20)
+    assert by_value(columns["when"])[0].name == "2024-01-01 to 2024-01-04"
+    assert counts(by_value(columns["text"])) == {"a": 10, "missing": 10}
+    assert counts(by_value(columns["whole"])) == {"1": 10, "missing": 10}
+    assert counts(by_value(columns["kind"])) == {"x": 10, "y": 10}
+    days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=k) for k in range(20)]
+    assert by_value(read_columns({"a": days}, 20)["a"])[0].name == "2024-01-01 to 2024-01-04"
+    moments = [datetime.datetime(2024, 1, 1, 12, k, tzinfo=datetime.UTC) for k in range(2)]
+    assert counts(by_value(read_columns({"a": moments}, 2)["a"])) == {
+        "2024-01-01 12:00:00+00:00": 1,
+        "2024-01-01 12:01:00+00:00": 1,
+    }
+
+
+def test_where_all_rows_are_covered_too_rarely_only_groups_that_stand_out_are_named(band, rows):
+    X, y = rows[0][NEW], rows[1][NEW].clone()
+    y[::2] += 5
+    page = words(report.page(band, X, y, columns={"site": ["north", "north", "south", "south"] * 60}))
+    assert "Fewer rows are covered than asked for" in page
+    assert "Covered less often than asked for" not in page
+
+
+def test_widths_that_hardly_differ_have_names_that_do():
+    names = [group.name for group in by_width(np.linspace(1.0001, 1.0009, 50))]
+    assert len(set(names)) == 5
+
+
+def test_a_column_may_have_the_name_of_something_of_ours(band, rows):
+    page = report.page(band, rows[0][NEW], rows[1][NEW], columns={"width": ["a"] * 240, "row": range(240)})
+    assert words(page).count("Coverage by width") == 2
+    assert "Coverage by row" in words(page)
+
+
+def test_a_group_that_is_covered_too_rarely_is_named(band, rows):
+    X, y = rows[0][NEW], rows[1][NEW].clone()
+    shifted = np.arange(240) % 4 == 0
+    y[shifted] += 5
+    page = words(report.page(band, X, y, columns={"site": np.where(shifted, "north", "south")}))
+    assert "Covered less often than asked for, and not by chance: site north (0.0 %)" in page
+
+
+# --- the page
+
+
+def test_a_page_asks_for_nothing_and_is_well_formed(band, rows):
+    page = report.page(band, rows[0][NEW], rows[1][NEW], title="Wine")
+    texts = Texts(page)
+    assert texts._open == []
+    for tag, attributes in texts.elements:
+        assert not {"src", "srcset", "data", "action"} & set(attributes), tag
+        assert attributes.get("href", "data:,") == "data:,"
+    assert "url(" not in page
+    assert "@import" not in page
+    assert page.count("http") == page.count("http-equiv") + page.count('xmlns="http://www.w3.org/2000/svg"')
+    policy = next(a["content"] for _, a in texts.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert page.startswith("<!DOCTYPE html>")
+    assert "<title>Wine</title>" in page
+
+
+def test_all_text_is_escaped(several, rows):
+    band, Y = several
+    page = report.page(
+        band,
+        rows[0][NEW],
+        Y[NEW],
+        columns={HOSTILE: [HOSTILE] * 240, "lone \ud800": ["\ud800", *["x"] * 239]},
+        outputs=["a", HOSTILE, "c"],
+        title=HOSTILE,
+        settings={HOSTILE: HOSTILE},
+    )
+    page.encode("utf-8")
+    texts = Texts(page)
+    scripts = [attributes for tag, attributes in texts.elements if tag == "script"]
+    assert [attributes.get("type") for attributes in scripts] == ["application/json"] * 3 + [None]
+    assert not any(tag == "b" for tag, _ in texts.elements)
+    assert texts.words.count(HOSTILE) > 5
+
+
+def test_what_the_script_is_told_of_a_row_is_that_row(band, rows):
+    X, y = rows[0][NEW], rows[1][NEW]
+    page = report.page(band, X, y, columns={HOSTILE: [HOSTILE] * 240})
+    (text,) = re.findall(r'<script type="application/json" class="tips">(.*?)</script>', page)
+    tips = json.loads(text)
+    assert tips["names"] == ["prediction", "interval", "target", HOSTILE]
+    mean, lower, upper = band.predict(X)
+    prediction, interval, target, column = tips["rows"]["17"]
+    as_number = [float(part.replace("−", "-")) for part in (prediction, *interval.split(" to "), target)]
+    assert as_number == pytest.approx([float(part[17]) for part in (mean, lower, upper, y)], abs=0.006)
+    assert column == HOSTILE
+
+
+def test_settings_are_those_of_the_summary_and_those_given(band, rows):
+    page = words(report.page(band, rows[0][NEW], rows[1][NEW], settings={"data": "wine.csv"}))
+    for line in band.summary().splitlines()[1:]:
+        assert " ".join(line.split()) in page
+    assert "data wine.csv" in page
+
+
+def test_warnings_of_the_fit_are_on_the_page(rows):
+    X, y = rows
+    band = PredictionIntervals(mlp(hidden=40), damping=1e-6)
+    with pytest.warns(match="effective parameters"):
+        band.fit(X[TRAIN], y[TRAIN], progress=False)
+    (message,) = band.warnings_
+    assert "effective parameters" in message
+    assert message in words(report.page(band, X[NEW], y[NEW]))
+    band.calibrate(X[HELD], y[HELD])
+    assert "what is said above about the formula is not about them" in words(report.page(band, X[NEW], y[NEW]))
+
+
+def test_warnings_of_the_calibration_are_on_the_page(rows):
+    X, y = rows
+    band = PredictionIntervals(mlp(), damping=1.0).fit(X[TRAIN], y[TRAIN], progress=False)
+    assert band.warnings_ == ()
+    with pytest.warns(match="were training rows"):
+        band.calibrate(X[TRAIN], y[TRAIN])
+    assert "were training rows" in words(report.page(band, X[NEW], y[NEW]))
+
+
+def test_the_spectrum_of_an_exact_fit_is_said_to_be_exact(band, rows):
+    page = words(report.page(band, rows[0][NEW], rows[1][NEW]))
+    assert "Exact: all" in page
+    assert "λ = 1.000" in page
+
+
+def test_the_spectrum_of_a_sketch_tells_its_rank(rows):
+    X, y = rows
+    band = PredictionIntervals(mlp(), damping=1.0, engine=ImportantDirections(20))
+    band.fit(X[TRAIN], y[TRAIN], progress=False)
+    kept = len(band.spectrum().singular_values)
+    assert f"{kept} directions are kept (the rank)" in words(report.page(band, X[NEW], y[NEW]))
+
+
+def test_a_page_can_do_without_the_spectrum(band, rows, monkeypatch):
+    def fail(self, output=0):
+        raise MemoryError("eigenvectors take 1 TB")
+
+    monkeypatch.setattr(PredictionIntervals, "spectrum", fail)
+    assert "Not shown: eigenvectors take 1 TB" in words(report.page(band, rows[0][NEW], rows[1][NEW]))
+
+
+def test_a_calibrated_band_without_damping_has_a_page(calibrated, rows):
+    page = words(report.page(calibrated, rows[0][NEW], rows[1][NEW], level=0.9))
+    assert "λ is not known" in page
+    assert "Not served with so few calibration rows: 98 %, 99 %" in page
+
+
+def test_a_level_out_of_reach_is_refused(calibrated, rows):
+    with pytest.raises(ValueError, match=r"40 calibration rows are too few for level 0\.99"):
+        report.page(calibrated, rows[0][NEW], rows[1][NEW], level=0.99)
+
+
+def test_equal_widths_and_equal_targets_have_a_page(rows):
+    X, y = rows
+    band = PredictionIntervals(mlp()).fit(X[TRAIN], y[TRAIN], progress=False)
+    band.calibrate(X[HELD], y[HELD])
+    page = words(report.page(band, X[NEW][:1].expand(30, 3), np.ones(30), level=0.9))
+    assert "all targets are equal" in page
+    assert "all " in page
+
+
+def test_infinite_intervals_have_a_page():
+    n = 200
+    y = np.linspace(0, 1, n)
+    upper = np.where(np.arange(n) % 10 == 0, np.inf, y + 1)
+    coverage = Coverage(0.95, n, n)
+    judged = Judged("prediction", y, Intervals(y, y - 1, upper, 0.95), coverage, (coverage,))
+    drawn = sections._drawn(judged, 1000)
+    assert len(drawn) == 180
+    for picture in (charts.sorted_by_width(judged, drawn).picture, charts.width_against_error(judged, drawn).picture):
+        assert "nan" not in picture
+        assert "inf" not in picture
+    assert "∞" in sections._cards(judged)
+    assert counts(by_width(judged.width))["∞"] == 20
+    everything = Judged("prediction", y, Intervals(y, np.full(n, -np.inf), upper, 0.95), coverage, (coverage,))
+    assert len(sections._drawn(everything, 1000)) == 0
+    charts.sorted_by_width(everything, np.zeros(0, dtype=int))
+    charts.width_against_error(everything, np.zeros(0, dtype=int))
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_few_rows_have_a_page(band, rows, n):
+    page = report.page(band, rows[0][NEW][:n], rows[1][NEW][:n])
+    assert f"of {n} rows lie" in words(page)
+    assert "nan" not in re.sub(r"<style>.*?</style>|<script>.*?</script>", "", page, flags=re.DOTALL)
+
+
+def test_several_outputs_have_a_section_each(several, rows):
+    band, Y = several
+    page = report.page(band, rows[0][NEW], Y[NEW], outputs=["load", "torque", "heat"])
+    text = words(page)
+    for o, name in enumerate(["load", "torque", "heat"]):
+        assert f'<section id="output-{o}"><h2>{name}</h2>' in page
+        share = metrics.coverage(Y[NEW][:, o], Intervals(*(part[:, o] for part in band.predict(rows[0][NEW])), 0.95))
+        assert f"{name} {100 * share:.1f} %" in text
+    assert page.count("eigenvalues of Σ⁻¹. ") == 1  # one spectrum for all
+
+
+def test_outputs_of_fits_of_their_own_have_spectra_of_their_own(rows):
+    X, y = rows
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    Y = torch.stack([y, 2 * y], dim=1)
+    band = PredictionIntervals(model, damping=1.0, per_output=True).fit(X[TRAIN], Y[TRAIN], progress=False)
+    assert report.page(band, X[NEW], Y[NEW]).count("eigenvalues of Σ⁻¹. ") == 2
+
+
+def test_chosen_outputs_take_targets_of_all_or_of_those(rows, several):
+    X, Y = rows[0], several[1]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    band = PredictionIntervals(model, damping=1.0, outputs=[2, 0]).fit(X[TRAIN], Y[TRAIN], progress=False)
+    assert band.outputs_ == (2, 0)
+    page = report.page(band, X[NEW], Y[NEW])
+    assert report.page(band, X[NEW], Y[NEW][:, [2, 0]]) == page
+    assert "output 2" in words(page)
+
+
+def test_a_level_for_all_outputs_at_once_is_judged_so(several, rows):
+    _, Y = several
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    X = rows[0]
+    band = PredictionIntervals(model, damping=1.0).fit(X[TRAIN], Y[TRAIN], progress=False)
+    band.calibrate(X[120:240], Y[120:240], joint=True)
+    _, lower, upper = band.predict(X[240:], 0.9)
+    together_ = float(((lower <= Y[240:]) & (Y[240:] <= upper)).all(dim=1).double().mean())
+    page = words(report.page(band, X[240:], Y[240:], level=0.9))
+    assert f"{100 * together_:.1f} % of 160 rows lie in their 90 % interval in all outputs at once" in page
+
+
+def test_outputs_may_have_the_same_name(several, rows):
+    band, Y = several
+    page = report.page(band, rows[0][NEW], Y[NEW], outputs=["a", "a", "a"])
+    assert [f'href="#output-{o}"' in page for o in range(3)] == [True] * 3
+
+
+def test_many_outputs_are_told_of_in_a_table_and_some_in_sections(monkeypatch, several, rows):
+    monkeypatch.setattr(sections, "DETAILED", 2)
+    band, Y = several
+    page = report.page(band, rows[0][NEW], Y[NEW])
+    assert page.count('<section id="output-') == 2
+    assert all(f"output {o}" in words(page) for o in range(3))
+    assert "Below are the 2 outputs whose coverage is farthest from the level" in words(page)
+
+
+# --- many rows
+
+
+def many(n):
+    rng = np.random.default_rng(0)
+    mean, half = rng.normal(size=n), rng.uniform(1, 2, size=n)
+    y = mean + rng.normal(size=n)
+    covered = int((np.abs(y - mean) <= half).sum())
+    coverage = Coverage(0.8, covered, n)
+    return Judged("prediction", y, Intervals(mean, mean - half, mean + half, 0.8), coverage, (coverage,))
+
+
+@pytest.mark.parametrize("n", [100, 5_000])
+def test_the_rows_drawn_are_few_and_misses_among_them(n):
+    judged = many(n)
+    drawn = sections._drawn(judged, 2_000)
+    assert len(drawn) == min(n, 2_000) == len(np.unique(drawn))
+    shown = int(judged.missed[drawn].sum())
+    assert shown == min(int(judged.missed.sum()), 1_000)
+    if n > 2_000:
+        assert f"2,000 of 5,000 rows are drawn, all {shown} misses among them. " == sections._thinned(judged, drawn)
+    widest = judged.width.argmax()
+    assert widest in drawn or judged.missed[widest]
+
+
+def test_a_million_rows_make_a_page_of_less_than_two_megabytes(monkeypatch, band, rows):
+    n = 1_000_000
+    judged = many(n)
+
+    def predict(self, x, level=0.95):
+        half = np.stack([judged.width / 2] * len(level), axis=1)[: len(x)]
+        mean = judged.intervals.mean[: len(x)]
+        return Intervals(mean, mean[:, None] - half, mean[:, None] + half, tuple(level))
+
+    monkeypatch.setattr(PredictionIntervals, "predict", predict)
+    monkeypatch.setattr("deltaband.report.judged.ROWS_AT_ONCE", n)
+    page = report.page(band, np.zeros((n, 3)), judged.y, columns={"a": np.arange(n), "b": ["x"] * n})
+    assert len(page.encode()) < 1_000_000
+    assert "2,000 of 1,000,000 rows are drawn" in words(page)
+
+
+# --- what is refused
+
+
+def test_what_cannot_be_reported_on_is_refused(band, rows):
+    X, y = rows[0][NEW], rows[1][NEW]
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        report.page(PredictionIntervals(mlp(), damping=1.0), X, y)
+    with pytest.raises(TypeError, match="a report is about fitted PredictionIntervals, got ClassificationIntervals"):
+        report.page(ClassificationIntervals(mlp(), weight_decay=1.0), X, y)
+    with pytest.raises(ValueError, match="240 inputs, 239 targets"):
+        report.page(band, X, y[:-1])
+    with pytest.raises(ValueError, match="at least one row"):
+        report.page(band, X[:0], y[:0])
+    with pytest.raises(ValueError, match="one level"):
+        report.page(band, X, y, level=[0.5, 0.9])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        report.page(band, X, y, level=95)
+    broken = y.clone()
+    broken[3] = np.nan
+    with pytest.raises(ValueError, match="targets hold NaN in row 3"):
+        report.page(band, X, broken)
+    with pytest.raises(ValueError, match="column 'a' must have a value for each of the 240 rows"):
+        report.page(band, X, y, columns={"a": [1, 2]})
+    with pytest.raises(TypeError, match="column 'a' must be a sequence"):
+        report.page(band, X, y, columns={"a": "x" * 240})
+    with pytest.raises(TypeError, match="columns must be a mapping"):
+        report.page(band, X, y, columns=["a"])
+    with pytest.raises(TypeError, match="settings must be a mapping"):
+        report.page(band, X, y, settings="a")
+    with pytest.raises(ValueError, match="names must be one for each feature"):
+        report.page(band, X, y, names=["a", "b"])
+    with pytest.raises(ValueError, match="1 outputs, and 2 names"):
+        report.page(band, X, y, outputs=["a", "b"])
+
+
+def test_a_formula_without_an_answer_is_an_error_that_says_what_to_do(rows):
+    X, y = rows
+    band = PredictionIntervals(nn.Linear(3, 1).double(), damping=0.0)
+    with pytest.warns(match="not positive"):
+        band.fit(X[:4], y[:4], progress=False)
+    with pytest.raises(ValueError, match="calibrate on held-out data"):
+        report.page(band, X[NEW], y[NEW])
+    unknown = PredictionIntervals(mlp()).fit(X[TRAIN], y[TRAIN], progress=False)
+    with pytest.raises(ValueError, match="λ is not known"):
+        report.page(unknown, X[NEW], y[NEW])
+
+
+def test_names_of_features_are_columns(band, rows):
+    page = words(
+        report.page(band, rows[0][NEW], rows[1][NEW], names=["a", "b", "acidity"], columns={"site": ["x"] * 240})
+    )
+    assert "Coverage by acidity" in page
+    assert "Coverage by site" in page
+
+
+def test_a_page_can_be_written_to_a_file(band, rows, tmp_path):
+    path = report.write(tmp_path / "page.html", band, rows[0][NEW], rows[1][NEW], title="Wein für alle")
+    assert path.read_text(encoding="utf-8") == report.page(band, rows[0][NEW], rows[1][NEW], title="Wein für alle")
+
+
+def test_a_report_needs_neither_matplotlib_nor_pandas():
+    code = """
+import sys
+sys.modules["matplotlib"] = sys.modules["pandas"] = None
+import torch
+from deltaband import PredictionIntervals, report
+X = torch.randn(60, 2)
+y = X.sum(dim=1) + 0.1 * torch.randn(60)
+band = PredictionIntervals(torch.nn.Linear(2, 1), damping=1.0).fit(X[:40], y[:40], progress=False)
+assert "<html" in report.page(band, X[40:], y[40:], columns={"a": X[40:, 0]})
+assert "<svg" in band.predict(X)._repr_html_()
+assert "<svg" in band._repr_html_()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- what pages are made of
+
+
+@given(st.text())
+def test_what_is_escaped_comes_back_as_it_was(text):
+    assert not {"<", ">", '"', "'"} & set(escaped(text))
+
+    class Read(HTMLParser):
+        found = ""
+
+        def handle_data(self, data):
+            self.found += data
+
+    reader = Read()
+    reader.feed(element("p", text))
+    reader.close()
+    assert reader.found == text
+
+
+def test_markup_is_not_escaped_twice():
+    assert element("p", "a < b", element("b", "&")) == "<p>a &lt; b<b>&amp;</b></p>"
+    assert together(["<", Markup("<br>")]) == "&lt;<br>"
+    assert element("circle", cx=1, data_tip='"', r=None, hidden=True) == '<circle cx="1" data-tip="&quot;" hidden/>'
+
+
+def test_numbers_are_written_as_people_read_them():
+    assert [number(v) for v in (0, 1.23456, -12345.6, 0.0012345, 1e-9, -2e12, np.inf, -np.inf, np.nan)] == [
+        "0.000", "1.235", "−12,346", "0.001234", "1.000e−09", "−2.000e+12", "∞", "−∞", "–",
+    ]  # fmt: skip
+    assert [fixed(v, 2) for v in (-0.001, -1.005, 1234.5)] == ["0.00", "−1.00", "1,234.50"]
+    assert [percent(v) for v in (0.0, 0.0001, 0.95, 0.9999, 1.0)] == [
+        "0.0 %",
+        "< 0.1 %",
+        "95.0 %",
+        "> 99.9 %",
+        "100.0 %",
+    ]
+    assert [level_name(v) for v in (0.95, 0.999, 0.6827, 0.1 + 0.2)] == ["95", "99.9", "68.27", "30"]
+    assert [decimals(np.array(v)) for v in ([1.5, 2.5], [0.01], [1234.0], [0.0], [1e-9])] == [2, 4, 0, 2, None]
+
+
+@given(
+    st.floats(-1e12, 1e12).filter(lambda v: v == 0 or abs(v) > 1e-9),
+    st.floats(1e-6, 1e9),
+    st.integers(2, 9),
+)
+def test_ticks_are_few_round_and_within_the_axis(low, span, about):
+    high = low + span * max(1.0, abs(low) * 1e-6)
+    ticks = Scale(low, high, 0, 100).ticks(about)
+    room = 1e-6 * (high - low)
+    assert all(low - room <= value <= high + room for value, _ in ticks)
+    assert len(ticks) <= about + 1
+
+
+def test_ticks_are_the_round_numbers_one_expects():
+    assert [text for _, text in Scale(-1.3, 4.8, 0, 100).ticks(5)] == ["0", "2", "4"]
+    assert [text for _, text in Scale(0, 12, 0, 100).ticks(5)] == ["0.0", "2.5", "5.0", "7.5", "10.0"]
+    assert [text for _, text in Scale(0, 1, 0, 100).ticks(5)] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert [text for _, text in Scale(0, 5000, 0, 100).ticks(5)] == ["0", "1,000", "2,000", "3,000", "4,000", "5,000"]
+    assert [text for _, text in Scale(0.02, 500, 0, 100, log=True).ticks(9)] == ["10⁻¹", "1", "10", "10²"]
+
+
+def test_a_scale_puts_what_is_outside_at_its_edge():
+    scale = Scale(0, 10, 100, 0)
+    assert scale(np.array([-5, 0, 5, 10, 99])).tolist() == [100, 100, 50, 0, 0]
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=20))
+def test_limits_hold_all_numbers_and_are_an_interval(values):
+    low, high = limits(np.array(values))
+    assert low < high
+    assert all(low <= value <= high for value in values)
+    start, _ = limits(np.array(values), zero=True)
+    assert start <= 0
+
+
+def test_an_axis_of_equal_numbers_can_be_drawn():
+    axes = Axes.over(limits(np.array([3.0, 3.0])), limits(np.zeros(2)))
+    assert np.isfinite(axes.x(3.0))
+    assert np.isfinite(axes.y(0.0))
+
+
+def test_a_few_far_away_do_not_flatten_all_others():
+    values = np.concatenate([np.linspace(0, 1, 1000), [1e6]])
+    assert charts.within_the_bulk(values).max() == 1.0
+    assert charts.within_the_bulk(np.linspace(0, 1, 1000)).max() == 1.0
+    assert charts.within_the_bulk(np.array([0.0, 1.0, 100.0])).max() == 100.0
+
+
+def test_a_band_from_a_file_has_the_same_page(rows, tmp_path):
+    X, y = rows
+    model = mlp()
+    band = PredictionIntervals(model, damping=1.0).fit(X[TRAIN], y[TRAIN], progress=False).calibrate(X[HELD], y[HELD])
+    band.save(tmp_path / "a.band")
+    loaded = PredictionIntervals.load(tmp_path / "a.band", model)
+    assert report.page(loaded, X[100:], y[100:], level=0.9) == report.page(band, X[100:], y[100:], level=0.9)
+    assert loaded._repr_html_() == band._repr_html_()
