@@ -11,12 +11,9 @@ from .engines import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from .errors import DeltabandWarning
-from .fitting.band import NotFittedError
-from .fitting.process_group import DistributedFitError
+from .errors import ArtefactError, DeltabandWarning, DistributedFitError, NotFittedError
 from .intervals import PredictionIntervals
 from .results import ClassIntervals, Intervals
-from .storage.container import ArtefactError
 
 __all__ = [
     "ArtefactError",

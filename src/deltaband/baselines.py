@@ -24,7 +24,7 @@ from .damping import check_non_negative
 from .data.batches import check_pair
 from .data.batches import targets as read_targets
 from .data.inputs import Inputs
-from .fitting.band import NotFittedError
+from .errors import NotFittedError
 from .fitting.evaluate import ADVICE
 from .network.model_copy import plain_autograd, twin, unwrapped
 from .network.network import Network

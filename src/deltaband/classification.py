@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,12 +15,11 @@ from .data import labels
 from .data.labels import Tally
 from .display.summary import Line, describe_classes, screen
 from .engines import Engine
-from .errors import DeltabandWarning
+from .errors import NoGradientError, warn
 from .fitting.accuracy import TOLERABLE
 from .fitting.band import Band, Question
 from .fitting.evaluate import check_outputs
 from .fitting.fit import Fit
-from .network.layers.hooks import DEPENDS_ON_NOTHING
 from .network.log_odds import joint_fisher, largest, log_odds, own_fisher
 from .network.network import Head
 from .network.parameter_selection import Choice
@@ -105,12 +103,12 @@ class ClassificationIntervals(Band):
         tally = Tally()
         try:
             fits = self._fit_to(self._read(data, y, n_rows), progress, tally)
-        except ValueError as error:
-            if str(error) != DEPENDS_ON_NOTHING:
-                raise
-            raise ValueError(f"{error}; or all probabilities are 0 and 1 to the last digit, and F is zero") from None
+        except NoGradientError as error:
+            raise NoGradientError(
+                f"{error}; or all probabilities are 0 and 1 to the last digit, and F is zero"
+            ) from None
         for message in dict.fromkeys(_warnings(fits, tally)):
-            warnings.warn(message, DeltabandWarning, stacklevel=2)
+            warn(message)
         self._accuracies = tuple(tally.accuracy(fit.outputs, fit.n_rows) for fit in fits)
         self._fits = fits
         return self

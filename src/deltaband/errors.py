@@ -1,2 +1,62 @@
+"""Every exception and warning of the library, and `warn`, which shows the user's own line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+PACKAGE = str(Path(__file__).parent) + os.sep
+
+
 class DeltabandWarning(UserWarning):
-    """Something that makes the intervals less trustworthy than they look."""
+    """Something makes the intervals less trustworthy than they look."""
+
+
+class NotFittedError(ValueError, AttributeError):
+    """A result was requested that only a fitted band can give."""
+
+
+class EmptyDataError(ValueError):
+    """The data hold no rows."""
+
+
+class NoGradientError(ValueError):
+    """The network's output does not depend on any of the selected parameters."""
+
+
+class SingularMatrixError(ValueError):
+    """A damped Gram matrix has no usable Cholesky factor."""
+
+
+class ArtefactError(ValueError):
+    """A file is not a band or a checkpoint, is damaged, or does not belong to the model."""
+
+
+class DamagedArtefactError(ArtefactError):
+    """A file starts like a file of deltaband, or is empty, and is not complete."""
+
+
+class DistributedFitError(RuntimeError):
+    """Another process has failed or does not answer; the fit has ended in all processes."""
+
+
+class LayerMismatchError(Exception):
+    """A layer was called in another way than on the rows it was probed with."""
+
+
+def warn(message: str) -> None:
+    """Issue a `DeltabandWarning` that points at the line of the user's code which called the library.
+
+    Args:
+        message: The text of the warning.
+    """
+    # the outermost frame of the package, not the innermost: loaders and hooks of the user may lie in between
+    frame, level, users_level = sys._getframe(1), 2, 2
+    while frame.f_back is not None:
+        inside, frame = frame.f_code.co_filename.startswith(PACKAGE), frame.f_back
+        if inside and not frame.f_code.co_filename.startswith(PACKAGE):
+            users_level = level + 1
+        level += 1
+    warnings.warn(message, DeltabandWarning, stacklevel=users_level)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from .calibration.conformal import Calibration, Side
 from .damping import Damping
 from .display.summary import Line, describe, screen
 from .engines import Covariance, Engine
-from .errors import DeltabandWarning
+from .errors import warn
 from .fitting import partial as growth
 from .fitting.band import Band, Question
 from .fitting.checkpoint import EVERY, Checkpoint
@@ -411,11 +410,9 @@ class PredictionIntervals(Band):
             return
         rss, constant = np.square(given - outputs).sum(), np.square(given - given.mean(axis=0)).sum()
         if rss > constant and np.square(scaled - outputs).sum() < rss / 4:
-            warnings.warn(
+            warn(
                 "the targets look as if they were in the original units: with target_transform, fit and calibrate take "
-                "them as the network was trained on",
-                DeltabandWarning,
-                stacklevel=5,
+                "them as the network was trained on"
             )
 
     def _squares(self, outputs: tuple[int, ...], y: Tensor, targets: Tensor, n_returned: int) -> Tensor:
@@ -471,4 +468,4 @@ class PredictionIntervals(Band):
 
 def _warn(messages: list[str]) -> None:
     for message in messages:
-        warnings.warn(message, DeltabandWarning, stacklevel=3)
+        warn(message)

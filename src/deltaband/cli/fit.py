@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import nn
 
 from ..calibration.conformal import rows_needed
 from ..damping import Damping
-from ..errors import DeltabandWarning
+from ..errors import warn
 from ..intervals import PredictionIntervals
 from ..storage import band_file as storage
 from . import options
@@ -158,11 +157,7 @@ def fit(
             band.calibrate(held, seed=seed)
     if held is not None and (held.n_rows or 0) < rows_needed(0.95):
         reached = f"levels up to {held.n_rows / (held.n_rows + 1):.3g}" if held.n_rows else "no level at all"
-        warnings.warn(
-            f"{held.n_rows} calibration rows serve {reached}: 0.95 takes {rows_needed(0.95)} of them",
-            DeltabandWarning,
-            stacklevel=2,
-        )
+        warn(f"{held.n_rows} calibration rows serve {reached}: 0.95 takes {rows_needed(0.95)} of them")
     files = {"train": train.name} | ({} if calibration is None else {"calibration": calibration})
     size = storage.size(band, weights=True)
     if sys.stderr.isatty():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ..errors import EmptyDataError
 from ..validation import check_finite, described, from_numpy
 from .inputs import Inputs
 
@@ -56,7 +57,7 @@ class Batches:
             if sum(len(x) for x, _ in looked) >= LOOKED:
                 break
         if not looked:
-            raise ValueError(EMPTY)
+            raise EmptyDataError(EMPTY)
         begun = itertools.chain(taken, rest)
         source = begun if not self.twice else _Begun(begun, self.source)
         return *_join(looked), replace(self, source=source)

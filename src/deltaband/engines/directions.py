@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
-from ..errors import DeltabandWarning
+from ..errors import warn
 from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
 from .base import Total
 from .power_law_tail import Unheld, power_law
@@ -178,11 +177,7 @@ class _Directions:
         p = self._buffer.shape[1]
         full = min(self._n_rows, p)
         if self.rank != "auto" and self.rank > full:
-            warnings.warn(
-                f"rank={self.rank} is larger than min(n, p) = {full}: it leaves nothing out, and Exact() is cheaper",
-                DeltabandWarning,
-                stacklevel=3,
-            )
+            warn(f"rank={self.rank} is larger than min(n, p) = {full}: it leaves nothing out, and Exact() is cheaper")
         if self.compress:
             self._shrink(may_grow=False)
         U, d = _left_singular(self._buffer[: self._filled])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DeltabandWarning
+from ..errors import warn
 from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
 from .base import Covariance, Total
 from .memory import free_memory, square_bytes
@@ -170,11 +169,9 @@ class PrimalCovariance:
         h = _squared_norms(z)
         q = np.maximum(h - self.damping * _squared_norms(self._A.solve_half_solved(z)), 0.0)
         if self.damping > 0 and (self._A.rounding * h > ROUNDING * (1 + q)).any():
-            warnings.warn(
+            warn(
                 f"damping λ = {self.damping:.3g} is so small against JᵀJ that rounding shows in the variance of some "
-                "rows: give a larger damping or weight_decay",
-                DeltabandWarning,
-                stacklevel=5,
+                "rows: give a larger damping or weight_decay"
             )
         return q
 
@@ -313,7 +310,8 @@ def _groups(J: GradientBatch) -> Iterator[tuple[int, int]]:
 
 
 def _factorise(M: np.ndarray, damping: float) -> DampedGram:
-    from .gram import DampedGram, SingularMatrixError
+    from ..errors import SingularMatrixError
+    from .gram import DampedGram
 
     try:
         return DampedGram(M, damping)

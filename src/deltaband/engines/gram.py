@@ -8,11 +8,9 @@ import numpy as np
 from scipy import linalg
 from scipy.linalg import blas, lapack
 
+from ..errors import SingularMatrixError
+
 BLOCK = 256
-
-
-class SingularMatrixError(ValueError):
-    """M + λI has no usable Cholesky factor."""
 
 
 def empty(m: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from ..data.inputs import Inputs
 from ..data.row_record import RowTrace, Sample, pair_hashes, share_by_chance
 from ..engines import Engine, Exact, Option, Problem
 from ..engines.base import Total
+from ..errors import EmptyDataError, NoGradientError
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, Held
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
 from ..network.model_copy import fingerprint, plain_autograd
@@ -240,9 +241,9 @@ class Accumulation:
         √(1 + q), or in proportion to √q."""
         network, m, count = self.network, self.network.n_outputs, self.count
         if count == 0:
-            raise ValueError(EMPTY)
+            raise EmptyDataError(EMPTY)
         if self._energy == 0.0:
-            raise ValueError(DEPENDS_ON_NOTHING)
+            raise NoGradientError(DEPENDS_ON_NOTHING)
         settings = self.engine.limited(2 * count * m)
         with plain_autograd(network.device):
             covariance = self.engine.finalise(damping.at(count, network.n_returned))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from ..display.summary import Line
 from ..engines import Covariance, Engine, Plan, Spectrum
 from ..engines.memory import free_memory
 from ..engines.spectral import SpectralCovariance
-from ..errors import DeltabandWarning
+from ..errors import NotFittedError, warn
 from ..network.gradient_batch import GradientBatch
 from ..network.model_copy import fingerprint
 from ..network.network import Head, Network
@@ -40,10 +39,6 @@ from .fit import Fit
 QUICK = 1_000  # eigenvalues of a matrix of this size take a moment
 
 Question = Callable[[GradientBatch], np.ndarray]
-
-
-class NotFittedError(ValueError, AttributeError):
-    """Something was asked that only a fitted band can answer."""
 
 
 class Band:
@@ -394,11 +389,9 @@ class Band:
 
     def _warn_of_changes(self, network: Network, fit: Fit) -> None:
         if changed := self._changed_weights(network, fit):
-            warnings.warn(
+            warn(
                 f"the model's weights have changed since fit (first: {changed!r}): predictions come from the new "
-                "weights, the width of the intervals from the old ones; call fit again",
-                DeltabandWarning,
-                stacklevel=4,
+                "weights, the width of the intervals from the old ones; call fit again"
             )
 
     def _check_weights(self, network: Network, fit: Fit) -> None:

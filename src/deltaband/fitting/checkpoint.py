@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,11 @@ from torch import Tensor
 
 from ..data.batches import Batches
 from ..data.inputs import Inputs
-from ..errors import DeltabandWarning
+from ..errors import ArtefactError, DamagedArtefactError, warn
 from ..network.model_copy import fingerprint
 from ..network.network import Network
 from ..storage import container as artefact
 from ..storage.atomic import writable
-from ..storage.container import ArtefactError
 from ..storage.encoding import Decoder, Encoder
 from .accumulator import Accumulation
 from .fit import Fit
@@ -68,11 +66,11 @@ class Checkpoint:
             return self._read(self._previous) if self._previous.exists() else None
         try:
             found = self._read(self.path)
-        except artefact.DamagedError as error:
+        except DamagedArtefactError as error:
             if not self._previous.exists():
                 raise ArtefactError(f"{error}; give another path, or delete the file to begin anew") from error
             found = self._read(self._previous)
-            warnings.warn(f"{error}; the fit goes on from {self._previous.name}", DeltabandWarning, stacklevel=5)
+            warn(f"{error}; the fit goes on from {self._previous.name}")
             return found
         self._whole = True
         return found
@@ -136,11 +134,7 @@ class Checkpoint:
         try:
             self.write(done, outputs, rows)
         except OSError as error:
-            warnings.warn(
-                f"the checkpoint {self.path} was not written at row {rows.count}, and the fit goes on: {error}",
-                DeltabandWarning,
-                stacklevel=7,
-            )
+            warn(f"the checkpoint {self.path} was not written at row {rows.count}, and the fit goes on: {error}")
 
     def write(self, done: Sequence[Fit], outputs: tuple[int, ...], rows: Accumulation) -> None:
         encode, fits = Encoder(), []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ..data.batches import EMPTY, Batches
 from ..data.row_record import RowSample
 from ..engines.memory import free_memory
-from ..errors import DeltabandWarning
+from ..errors import EmptyDataError, warn
 from ..network.model_copy import fingerprint
 from ..network.network import Network
 from ..storage import container as artefact
@@ -183,10 +182,8 @@ def _looked(band: Band, batches: Batches) -> tuple[Groups, Batches]:
     """The groups of outputs, of which a process without rows knows nothing."""
     try:
         return band._look(batches)
-    except ValueError as error:
-        if str(error) != EMPTY:
-            raise
-    return [], replace(batches, source=[], n_rows=0)
+    except EmptyDataError:
+        return [], replace(batches, source=[], n_rows=0)
 
 
 def _in_common(groups: Groups, batches: Batches, team: Team) -> tuple[int, Groups, int | None]:
@@ -194,7 +191,7 @@ def _in_common(groups: Groups, batches: Batches, team: Team) -> tuple[int, Group
     every = team.gather([groups, batches.n_rows])
     lead = next((rank for rank, (found, _) in enumerate(every) if found), None)
     if lead is None:
-        raise ValueError(EMPTY)
+        raise EmptyDataError(EMPTY)
     for rank, (found, _) in enumerate(every):
         if found and found != every[lead][0]:
             raise ValueError(f"the networks of processes {lead} and {rank} return different numbers of outputs")
@@ -252,21 +249,15 @@ def _same_answers(band: Band, batches: Batches, lead: int, team: Team) -> Batche
 
 def _warn_of_repeats(ranks: list[int]) -> None:
     for rank in ranks:
-        warnings.warn(
+        warn(
             f"process {rank} has read rows that another one has read as well, and they count twice: give each its own "
-            "share of them, with a DistributedSampler for instance",
-            DeltabandWarning,
-            stacklevel=4,
+            "share of them, with a DistributedSampler for instance"
         )
 
 
 def _warn_of_loss(had: bool, kept: Checkpoint | None) -> None:
     if had and kept is not None:
-        warnings.warn(
-            f"{kept.path} is not used: not all processes have a checkpoint of the same run, and the fit begins anew",
-            DeltabandWarning,
-            stacklevel=4,
-        )
+        warn(f"{kept.path} is not used: not all processes have a checkpoint of the same run, and the fit begins anew")
 
 
 def _own_path(path: str | Path, team: Team) -> Path:

@@ -15,15 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..errors import DistributedFitError
 from ..network.network import Network
 from ..storage.container import as_json
 from ..storage.encoding import Decoder, Encoder
 
 MakeNetwork = Callable[[tuple[int, ...], Any], Network]
-
-
-class DistributedFitError(RuntimeError):
-    """Another process has failed, or does not answer: the fit has ended in all of them."""
 
 
 class Team:

@@ -12,6 +12,7 @@ from ..data.batches import EMPTY, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
 from ..engines import Engine, Option, Plan, Problem, plan_fit
+from ..errors import EmptyDataError
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.layers.hooks import Layers
 from ..network.model_copy import fingerprint, plain_autograd
@@ -148,7 +149,7 @@ def check(engine: Engine, batches: Batches, damping: Damping, in_all: int | None
 
 def _gradients(engine: Engine, network: Network, batches: Batches, rows: Sample) -> GradientBatch:
     if len(rows) == 0:
-        raise ValueError(EMPTY)
+        raise EmptyDataError(EMPTY)
     parts = []
     for gradients in error.gradients(network, rows):
         # The pass to come names a row that is not finite by its number in the data.

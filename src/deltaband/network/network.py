@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..data.inputs import Inputs
+from ..errors import LayerMismatchError
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Held
 from .layers import hooks as capture
 from .layers.factors import Part, Rows
@@ -297,7 +298,7 @@ class Network:
         with plain_autograd(self.device):
             try:
                 return capture.parts(self.twin, layers, lambda: self._fresh(x)[:, group], len(x))
-            except capture.UnlikeError:
+            except LayerMismatchError:
                 names = tuple(name for names in layers.parameters for name in names)
         outputs, rows = self._looped(names, x, group)
         sizes = [sum(self.parameters[name].numel() for name in names) for names in layers.parameters]

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from ..classification import ClassificationIntervals
 from ..data.row_record import Sample
+from ..errors import ArtefactError
 from ..fitting.band import Band
 from ..intervals import PredictionIntervals
 from ..network.model_copy import fingerprint, unwrapped
 from ..network.network import Network
 from . import container as artefact
-from .container import ArtefactError
 from .encoding import Decoder, Encoder
 
 KINDS: dict[str, type[Band]] = {cls.__name__: cls for cls in (PredictionIntervals, ClassificationIntervals)}

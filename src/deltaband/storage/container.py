@@ -15,18 +15,11 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..errors import ArtefactError, DamagedArtefactError
 from .atomic import atomic
 
 FORMAT = 1
 BEGIN = b'{"__metadata__"'
-
-
-class ArtefactError(ValueError):
-    """A file that is no band or checkpoint, is damaged, or does not belong to the model."""
-
-
-class DamagedError(ArtefactError):
-    """A file that begins as ours do, or is empty, and is not whole."""
 
 
 def write(
@@ -72,11 +65,11 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if metadata.pop("digest", None) != digest(tensors, metadata):
-            raise DamagedError(f"{path} is damaged: its content does not match its digest")
+            raise DamagedArtefactError(f"{path} is damaged: its content does not match its digest")
     except ArtefactError:
         raise
     except (SafetensorError, ValueError, OverflowError, RuntimeError, TypeError) as error:
-        kind_of_error = DamagedError if _begins_as_ours(path) else ArtefactError
+        kind_of_error = DamagedArtefactError if _begins_as_ours(path) else ArtefactError
         raise kind_of_error(f"{path} is no {kind} of deltaband's, or a damaged one: {error}") from error
     return tensors, metadata
 

@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map_only
 
+from ...errors import LayerMismatchError
 from .factors import Part, Rows, cheapest, compact, joined
 from .generic import alone, leaves, real_tensors
 from .recurrent import recurrent
@@ -25,10 +26,6 @@ DEPENDS_ON_NOTHING = (
 )
 
 Places = frozenset[int | str]  # of arguments
-
-
-class UnlikeError(Exception):
-    """A layer was called in another way than on the rows that were tried."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def parts(twin: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[
     modules = {name: twin.get_submodule(name) for name in layers.batch_dims}
     y, calls = forward(evaluate, modules, b, {name for name, dim in layers.batch_dims.items() if dim == SHARED})
     if any(call.given not in given for name, given in layers.given.items() for call in calls[name]):
-        raise UnlikeError
+        raise LayerMismatchError
     blocks = []
     for i, column in enumerate(y.unbind(dim=1)):
         deltas, made = deltas_of(column, calls, retain_graph=i < y.shape[1] - 1), []
@@ -81,7 +78,7 @@ def parts(twin: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[
             try:
                 part = part_of(modules[name], calls[name], deltas[name], b, dim)
             except Exception as error:
-                raise UnlikeError from error
+                raise LayerMismatchError from error
             made.append(compact(cheapest(part)))
         blocks.append(made)
     return y.detach(), blocks

@@ -12,6 +12,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
+from ...errors import NoGradientError
 from ..model_copy import no_inner_loops
 from .factors import Part, Rows, multiplications
 from .hooks import (
@@ -71,7 +72,7 @@ def _tried(
     shared = {name for name, layer in layers.items() if SHARED in dims(layer)}
     outputs, calls = forward(evaluate, layers, b, shared)
     if not outputs.requires_grad:
-        raise ValueError(DEPENDS_ON_NOTHING)
+        raise NoGradientError(DEPENDS_ON_NOTHING)
     y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
     deltas = deltas_of(y, calls, retain_graph=True)
     guesses: dict[str, dict[int, Part]] = {}
