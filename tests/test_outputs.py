@@ -287,7 +287,7 @@ def PredictionIntervalsColumn(intervals, o):  # noqa: N802
 
 def test_outputs_and_targets_that_do_not_go_together_are_refused(trained):
     X, Y = three_outputs(150)
-    with pytest.raises(ValueError, match="returns 3 outputs a row, and the targets have 1 columns"):
+    with pytest.raises(ValueError, match="returns 3 outputs per row, and the targets have 1 columns"):
         PredictionIntervals(trained, weight_decay=WD).fit(X, Y[:, 0])
     with pytest.raises(ValueError, match=r"outputs=\[3\], but the network has 3: 0 to 2"):
         PredictionIntervals(trained, weight_decay=WD, outputs=3).fit(X, Y)

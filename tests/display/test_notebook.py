@@ -240,7 +240,7 @@ def test_a_band_that_is_not_fitted_shows_one_line(model):
 
 def test_a_picture_of_a_band_is_not_worth_a_long_time(model, data, monkeypatch):
     band = PredictionIntervals(model, damping=1.0, engine=Exact()).fit(*data, progress=False)
-    monkeypatch.setattr("deltaband.fitting.band.QUICK", 10)
+    monkeypatch.setattr("deltaband.fitting.fit.QUICK_SPECTRUM_SIZE", 10)
     assert "<svg" not in band._repr_html_()
 
 

@@ -46,7 +46,7 @@ def made(covariance, hidden=8, **options):
 def in_parts(band, cuts=CUTS, ask=False, order=slice(None)):
     for start, stop in list(itertools.pairwise(cuts))[order]:
         band.partial_fit(X[start:stop], Y[start:stop], n_rows=len(X))
-        if ask and band._growing[0].rows.count > 45:
+        if ask and band._partial[0].n_rows > 45:
             band.variance(X[:2])
     return band
 
@@ -198,7 +198,7 @@ def test_sketches_stay_within_their_certified_bound(engine, merge):
     else:
         band = in_parts(made(engine), ask=True)
     _, J = reference.jacobian(band.model, X)
-    covariance = band._fitted()[0].covariance
+    covariance = band.fits_[0].covariance
     V = covariance.directions.double().numpy()
     sketch = (V.T * covariance.eigenvalues) @ V
     if covariance._floor:

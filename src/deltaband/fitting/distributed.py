@@ -270,15 +270,17 @@ class ProcessGroup:
 def _pack(value: Any) -> Any:
     """Return a tree and its tensors: what a file would hold, since networks and functions cannot be sent."""
     encode = Encoder()
-    return encode(value), encode.tensors
+    return encode(value), {
+        name: tensor.numpy() for name, tensor in encode.tensors.items()
+    }  # torch cannot pickle uint64
 
 
 def _unpack(packed: Any, network: MakeNetwork | None) -> Any:
     def no_network(outputs: tuple[int, ...], layers: Any) -> Network:
         raise ValueError("no network is expected here")
 
-    tree, tensors = packed
-    return Decoder(tensors, network or no_network)(tree)
+    tree, arrays = packed
+    return Decoder({name: torch.from_numpy(each) for name, each in arrays.items()}, network or no_network)(tree)
 
 
 def _distributed_sampler(batches: Batches) -> DistributedSampler[Any] | None:
