@@ -58,6 +58,7 @@ html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 
 
 SECTION = re.compile(r"(Args|Attributes|Examples?|Notes?|Raises|Returns|Warns|Yields):$")
+BAR_OR_CODE = re.compile(r"(`[^`]*`)|\|")  # |x| is not a substitution
 
 
 def mark_literal_blocks(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -66,7 +67,8 @@ def mark_literal_blocks(app: Any, what: str, name: str, obj: Any, options: Any, 
     What is indented in the text of a docstring is a formula: shown as it is written, not as a quotation. What is
     indented under `Example:` is Python.
     """
-    marked: list[str] = []
+    # an empty comment, or napoleon would take the words before a colon for the type of the attribute
+    marked = ["..", ""] if what in ("attribute", "property") else []
     section, block = "", ""  # the block is "formula", "code" or "doctest" while its lines last
     for line in lines:
         if line and not line.startswith("    "):
@@ -80,7 +82,7 @@ def mark_literal_blocks(app: Any, what: str, name: str, obj: Any, options: Any, 
             marked += ["    .. code-block:: python", ""] if block == "code" else []
         if block == "code":
             line = f"    {line}"
-        marked.append(line if block or "`" in line else line.replace("|", "\\|"))
+        marked.append(line if block else BAR_OR_CODE.sub(lambda found: found.group(1) or "\\|", line))
     lines[:] = marked
 
 
