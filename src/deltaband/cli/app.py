@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..version import __version__
+from .. import __version__
 from . import fit as making
 from . import predict as using
 from .errors import Usage

@@ -61,7 +61,7 @@ def write(path: str | Path, band: PredictionIntervals, x: Any, y: Any, **options
 
 
 def _document(title: str, body: Markup) -> str:
-    from ..version import __version__
+    from .. import __version__
 
     style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     # Nothing runs or styles but what is written here, and nothing is fetched, whatever text the page was given.
