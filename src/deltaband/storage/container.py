@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import __version__
 from ..errors import ArtefactError, DamagedArtefactError
+from ..version import __version__
 from .atomic import atomic
 
 FORMAT = 1
