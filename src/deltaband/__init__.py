@@ -12,7 +12,7 @@ from .engines import (
     Spectrum,
 )
 from .errors import ArtefactError, DeltabandWarning, DistributedFitError, NotFittedError
-from .fitting.accuracy import ErrorReport
+from .fitting.fit import ErrorReport
 from .intervals import PredictionIntervals
 from .results import ClassIntervals, Intervals
 from .version import __version__ as __version__
