@@ -24,7 +24,7 @@ from .network.log_odds import joint_fisher, largest, log_odds, own_fisher
 from .network.network import Head
 from .network.parameter_selection import Choice
 from .results import ClassIntervals, Intervals, like, parse_levels
-from .validation import whole_numbers
+from .validation import check_ints
 
 
 class ClassificationIntervals(Band):
@@ -265,7 +265,7 @@ def _warnings(fits: Sequence[Fit], tally: Tally) -> list[str]:
 def _class_numbers(classes: Any) -> tuple[int, ...] | None:
     if classes is None:
         return None
-    chosen = whole_numbers(classes, "classes must be the number of a class, a list of numbers or 'predicted'")
+    chosen = check_ints(classes, "classes must be the number of a class, a list of numbers or 'predicted'")
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"classes={list(chosen)} holds a class more than once")
     return chosen

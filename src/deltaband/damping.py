@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any
+
+from .validation import check_non_negative, check_positive_int
 
 # The factor of n·weight_decay, for coupled weight decay. The optimiser adds wd·w to the gradient of the loss, so the
 # objective is loss + wd/2·‖w‖²; λ is what stands before ‖w‖² once the loss is scaled to the sum of squares.
@@ -35,9 +34,8 @@ class Damping:
             raise ValueError("loss='sum' needs batch_size=, that of the training: λ = n·weight_decay/(2·batch_size)")
         if self.loss != "sum" and self.batch_size is not None:
             raise ValueError("batch_size goes with loss='sum', where λ = n·weight_decay/(2·batch_size), and only there")
-        size = self.batch_size
-        if size is not None and (isinstance(size, bool) or not (isinstance(size, Integral) and size >= 1)):
-            raise ValueError(f"batch_size must be a positive whole number, got {size!r}")
+        if self.batch_size is not None:
+            check_positive_int(self.batch_size, "batch_size")
         for name in ("weight_decay", "damping"):
             value = getattr(self, name)
             check_non_negative(value, name)
@@ -70,12 +68,3 @@ class Damping:
         n = "n" if n_outputs == 1 else "n·m"
         rules = {"mean": f"{n}·wd/2", "half_mean": f"{n}·wd", "sum": f"n·wd/(2·{self.batch_size})"}
         return f"{rules.get(self.loss, 'n·wd')}, weight decay {self.weight_decay:g}"
-
-
-def check_non_negative(value: Any, name: str) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and float(value) >= 0):
-        raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")

@@ -27,7 +27,7 @@ from .network.network import Head
 from .network.parameter_selection import Choice
 from .results import Intervals, like, parse_levels
 from .target_transform import Units
-from .validation import whole_numbers
+from .validation import check_choice, check_ints, check_seed
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -97,7 +97,7 @@ class PredictionIntervals(Band):
         if loss == "cross_entropy":  # type: ignore[comparison-overlap]
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
         refusal = "outputs must be the number of an output or a list of numbers"
-        self._outputs = None if outputs is None else whole_numbers(outputs, refusal)
+        self._outputs = None if outputs is None else check_ints(outputs, refusal)
         self._one_output = isinstance(outputs, int | np.integer)
         self._units = Units.of(target_transform)
         self._calibration: Calibration | None = None
@@ -214,8 +214,7 @@ class PredictionIntervals(Band):
         the folds for the interval score that `summary()` shows.
         """
         fits = self._fitted()
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise ValueError(f"seed must be a whole number ≥ 0, got {seed!r}")
+        check_seed(seed)
         networks = [self._network(self._fitted_head(fit.outputs), fit) for fit in fits]
         self._check_weights(networks[0], fits[0])
         chosen = tuple(o for fit in fits for o in fit.outputs)
@@ -245,10 +244,8 @@ class PredictionIntervals(Band):
         always. `side="upper"` and `side="lower"` give one bound at the level, the other is infinite.
         """
         levels = parse_levels(level)
-        if kind not in ("observation", "mean"):
-            raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
-        if not isinstance(side, str) or side not in ("both", "lower", "upper"):
-            raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
+        check_choice(kind, "kind", ("observation", "mean"))
+        check_choice(side, "side", ("both", "lower", "upper"))
         fits, calibration = self._fitted(), self._calibration if kind == "observation" else None
         questions = [self._formula(fit).variance for fit in fits] if calibration is None else calibration.questions
         outputs, q = self._asked(x, questions)

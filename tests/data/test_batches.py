@@ -137,7 +137,7 @@ def test_the_first_bad_row_is_named(bad, as_loader):
 @pytest.mark.parametrize("numbers", [1, 3, 4, 1000])
 @pytest.mark.parametrize("row", [0, 5, 9])
 def test_a_bad_row_is_named_however_many_are_looked_at_at_once(monkeypatch, numbers, row):
-    monkeypatch.setattr(validation, "FINITE_NUMBERS", numbers)
+    monkeypatch.setattr(validation, "NUMBERS_CHECKED_AT_ONCE", numbers)
     values = torch.zeros(10, 2)
     validation.check_finite(values, "inputs")
     values[row:, 1] = torch.nan

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import EmptyDataError
-from ..validation import check_finite, described, from_numpy
+from ..validation import check_finite, check_positive_int, describe, tensor_from_numpy
 from .inputs import Inputs
 
 EMPTY = "the training data are empty (a generator can be read only once): give at least one row"
@@ -101,7 +101,7 @@ class Batches:
             pair = batch if self.pairs is None else self.pairs(batch)
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise TypeError(
-                    f"each batch must be a pair (x, y), got {described(pair)}; give arrays as X and y, or "
+                    f"each batch must be a pair (x, y), got {describe(pair)}; give arrays as X and y, or "
                     "a batch= function that turns a batch into inputs and targets"
                 )
             x, y = Inputs.of(pair[0]), targets(pair[1])
@@ -135,8 +135,8 @@ class _Begun:
 def read(data: Any, y: Any = None, n_rows: int | None = None, pairs: Pairs | None = None) -> Batches:
     """`data` is a loader of `(x, y)` batches, or of what `pairs` makes such ones of; or the inputs X with their
     targets y."""
-    if n_rows is not None and (isinstance(n_rows, bool) or not isinstance(n_rows, int | np.integer) or n_rows < 1):
-        raise ValueError(f"n_rows must be a positive whole number, got {n_rows!r}")
+    if n_rows is not None:
+        check_positive_int(n_rows, "n_rows")
     if y is not None:
         if isinstance(data, DataLoader | Dataset):
             raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
@@ -162,7 +162,7 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, pairs: Pairs | Non
     if isinstance(data, list) and pairs is None:
         return Batches(data, n_rows or sum(_length(batch) for batch in data))
     if not isinstance(data, Iterable):
-        raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {described(data)}")
+        raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {describe(data)}")
     return Batches(data, n_rows, pairs)
 
 
@@ -171,9 +171,9 @@ def targets(y: Any) -> Tensor:  # (n, m) float64
     if isinstance(y, Tensor):
         tensor = y.detach()
     elif isinstance(y, np.ndarray | list) or hasattr(y, "__array__"):
-        tensor = from_numpy(np.asanyarray(y), "targets")
+        tensor = tensor_from_numpy(np.asanyarray(y), "targets")
     else:
-        raise TypeError(f"targets must be a tensor or a NumPy array, got {described(y)}")
+        raise TypeError(f"targets must be a tensor or a NumPy array, got {describe(y)}")
     if tensor.is_complex():
         raise TypeError("targets must be real, got complex numbers")
     if tensor.ndim == 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..validation import check_finite, described, from_numpy
+from ..validation import check_finite, describe, tensor_from_numpy
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Inputs:
             made = cls(tuple(_tensor(x[name], f"input {name!r}") for name in x), tuple(x), single=False)
         elif isinstance(x, tuple | list):
             if not all(isinstance(part, Tensor | np.ndarray) or hasattr(part, "__array__") for part in x):
-                raise TypeError(f"inputs must be a tensor or a NumPy array, or several of them, got {described(x)}")
+                raise TypeError(f"inputs must be a tensor or a NumPy array, or several of them, got {describe(x)}")
             made = cls(tuple(_tensor(part, f"input {i}") for i, part in enumerate(x)), single=False)
         else:
             made = cls((_tensor(x, "inputs"),))
@@ -107,9 +107,9 @@ def _tensor(x: Any, what: str) -> Tensor:
     if isinstance(x, Tensor):
         tensor = x.detach()
     elif isinstance(x, np.ndarray) or hasattr(x, "__array__"):
-        tensor = from_numpy(np.asanyarray(x), what)
+        tensor = tensor_from_numpy(np.asanyarray(x), what)
     else:
-        raise TypeError(f"{what} must be a tensor or a NumPy array, got {described(x)}")
+        raise TypeError(f"{what} must be a tensor or a NumPy array, got {describe(x)}")
     if tensor.ndim == 0:
         raise ValueError(f"{what} must have one row per example, got a single number")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":

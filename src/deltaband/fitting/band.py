@@ -6,7 +6,6 @@ import glob
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -28,6 +27,7 @@ from ..network.model_copy import fingerprint
 from ..network.network import Head, Network
 from ..network.parameter_selection import Choice
 from ..storage import encoding
+from ..validation import check_bool, check_callable, check_index, check_int_at_least, check_memory
 from . import accuracy as error
 from . import start as fitting
 from .accumulator import Accumulation
@@ -62,13 +62,10 @@ class Band:
         known = engine == "auto" if isinstance(engine, str) else hasattr(engine, "finalise")
         if isinstance(engine, type) or not known:
             raise TypeError(f"engine must be 'auto' or an engine such as Exact(), got {engine!r}")
-        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not 0 < memory < np.inf):
-            raise ValueError(f"memory must be a positive number of bytes, got {memory!r}")
-        for name, value in (("output", output), ("batch", batch)):
-            if value is not None and not callable(value):
-                raise TypeError(f"{name} must be a function, got {value!r}")
-        if not isinstance(per_output, bool):
-            raise ValueError(f"per_output must be True or False, got {per_output!r}")
+        check_memory(memory)
+        check_callable(output, "output")
+        check_callable(batch, "batch")
+        check_bool(per_output, "per_output")
         self.model = model
         self.engine = engine
         self.memory = memory
@@ -101,11 +98,9 @@ class Band:
         The engine and the exact method are both fitted to up to `sample` of the training rows that `fit` has kept, at
         most 4,096, and compared. `fit` does it by itself, and warns where the widths are off by more than 5 %.
         """
-        fits, least = self._fitted(), error.FEWEST_ROWS
-        if sample is not None and (
-            isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < least
-        ):
-            raise ValueError(f"sample must be a whole number ≥ {least}, got {sample!r}")
+        fits = self._fitted()
+        if sample is not None:
+            check_int_at_least(sample, "sample", error.FEWEST_ROWS)
         X = None
         if x is not None:
             X = Inputs.of(x)
@@ -169,8 +164,7 @@ class Band:
         With `per_output=True` each output has its own.
         """
         fits = self._fitted()
-        if isinstance(output, bool) or not isinstance(output, int | np.integer) or not 0 <= output < len(fits):
-            raise ValueError(f"output must be a whole number from 0 to {len(fits) - 1}, got {output!r}")
+        check_index(output, "output", len(fits))
         return self._covariance(fits[output]).spectrum()
 
     @property

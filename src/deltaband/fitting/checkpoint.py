@@ -20,6 +20,7 @@ from ..network.network import Network
 from ..storage import container as artefact
 from ..storage.atomic import writable
 from ..storage.encoding import Decoder, Encoder
+from ..validation import check_seconds
 from .accumulator import Accumulation
 from .fit import Fit
 from .replayable import Order, Ordered
@@ -45,13 +46,12 @@ class Checkpoint:
     """One file, and the one before it beside it."""
 
     def __init__(self, band: Band, path: str | Path, every: float, batches: Batches, process: str = "") -> None:
-        if isinstance(every, bool) or not isinstance(every, int | float | np.number) or not 0 <= every < np.inf:
-            raise ValueError(f"checkpoint_every must be a number of seconds ≥ 0, got {every!r}")
+        self._every = check_seconds(every, "checkpoint_every")
         self.path = writable(Path(path).expanduser())
         self.run = ""
         self._process = process
         self._previous = self.path.with_name(self.path.name + ".previous")
-        self._band, self._every = band, float(every)
+        self._band = band
         self._wait, self._last = self._every, time.monotonic()
         self._about = self._described(batches.n_rows)
         self._answers: tuple[Inputs, Tensor] | None = None
