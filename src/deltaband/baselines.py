@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from .data.batches import check_pair
-from .data.batches import targets as read_targets
+from .data.batches import check_lengths, read_targets
 from .data.inputs import Inputs
 from .errors import NotFittedError
 from .fitting.evaluate import ADVICE
@@ -255,7 +254,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 def _held_out(x: Any, y: Any) -> tuple[Inputs, Tensor]:  # (n,) targets
     X, targets = Inputs.of(x), read_targets(y)
-    check_pair(X, targets)
+    check_lengths(X, targets)
     if targets.shape[1] != 1:
         raise ValueError(f"targets must have shape (n,) or (n, 1), got {tuple(targets.shape)}")
     if len(X) == 0:

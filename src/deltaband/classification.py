@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .damping import Damping
-from .data import batches as reading
 from .data import labels
+from .data.batches import read_targets
 from .data.labels import Tally
 from .display.summary import Line, describe_classes, screen
 from .engines import Engine
@@ -95,14 +95,16 @@ class ClassificationIntervals(Band):
         `per_output=True` makes a pass for each class. `n_rows` is as in `PredictionIntervals.fit`.
         """
         if y is not None:  # a long pass must not end in an error that a look at the labels would have given
-            labels.refuse_names(y)
-            x, _, _ = self._read(data, y, n_rows).peek()
+            labels.refuse_text_labels(y)
+        batches = self._read(data, y, n_rows)
+        if y is not None:
+            first, batches = batches.peek()
             network = self._network()
-            network.check(x)
-            labels.checked(reading.targets(y), network.n_returned)
+            network.check(first.x)
+            labels.check_labels(read_targets(y), network.n_returned)
         tally = Tally()
         try:
-            fits = self._fit_to(self._read(data, y, n_rows), progress, tally)
+            fits = self._fit_to(batches, progress, tally)
         except NoGradientError as error:
             raise NoGradientError(
                 f"{error}; or all probabilities are 0 and 1 to the last digit, and F is zero"
@@ -177,7 +179,7 @@ class ClassificationIntervals(Band):
                 "the network returns probabilities (rows of numbers ≥ 0 that sum to 1), and logits are needed: give "
                 "output=torch.log, or take the softmax off"
             )
-        labels.checked(targets, y.shape[1])
+        labels.check_labels(targets, y.shape[1])
 
     def _groups(self, n_returned: int) -> list[tuple[int, ...]]:
         n_classes = labels.n_classes(n_returned)

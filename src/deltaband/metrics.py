@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data.batches import targets
+from .data.batches import read_targets
 from .results import Intervals, to_numpy
 from .validation import check_finite
 
@@ -89,7 +89,7 @@ class _Rows(NamedTuple):
 def _read(y: Any, intervals: Intervals) -> _Rows:
     if not isinstance(intervals, Intervals):
         raise TypeError(f"expected Intervals, as predict returns them, got {type(intervals).__name__}")
-    y = targets(y)
+    y = read_targets(y)
     mean, lower, upper = (np.atleast_1d(to_numpy(part)) for part in intervals)
     n, m = y.shape
     if n == 0:

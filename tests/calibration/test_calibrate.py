@@ -10,7 +10,7 @@ from torch import nn
 from deltaband import DeltabandWarning, Exact, FrequentDirections, PredictionIntervals, RobustFrequentDirections
 from deltaband.calibration.conformal import drift, rows_needed
 from deltaband.data.inputs import Inputs
-from deltaband.data.row_record import RowTrace
+from deltaband.data.row_record import RowRecord
 from deltaband.metrics import coverage
 from deltaband.sklearn.estimators import BandRegressor
 from tests.support.networks import mlp, regression
@@ -132,10 +132,10 @@ def test_rows_that_are_repeated_by_chance_are_no_training_rows():
 
 
 def test_the_share_of_repeated_rows_is_counted():
-    trace = RowTrace(512)
-    trace.update(Inputs.of(torch.tensor([[1.0], [2.0], [1.0]])), torch.zeros(3, 1))
-    trace.update(Inputs.of(torch.tensor([[2.0], [3.0]])), torch.tensor([[5.0], [0.0]]))
-    seen = trace.seen()
+    record = RowRecord(512)
+    record.update(Inputs.of(torch.tensor([[1.0], [2.0], [1.0]])), torch.zeros(3, 1))
+    record.update(Inputs.of(torch.tensor([[2.0], [3.0]])), torch.tensor([[5.0], [0.0]]))
+    seen = record.seen()
     assert seen.repeated == pytest.approx(2 / 5)
     assert len(seen.hashes) == 5
 

@@ -29,7 +29,7 @@ from deltaband import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from deltaband.data.row_record import RowTrace
+from deltaband.data.row_record import RowRecord
 from deltaband.engines import Problem
 from deltaband.engines.directions import magnitude
 from tests.support.networks import mlp, regression
@@ -141,8 +141,8 @@ def test_it_may_be_ended_again_and_again(path):
 
 
 def test_rows_that_were_taken_in_are_not_taken_in_again(path, monkeypatch):
-    taken, update = [], RowTrace.update
-    monkeypatch.setattr(RowTrace, "update", lambda self, x, y: taken.append(len(x)) or update(self, x, y))
+    taken, update = [], RowRecord.update
+    monkeypatch.setattr(RowRecord, "update", lambda self, x, y: taken.append(len(x)) or update(self, x, y))
     assert ended(made(), path, after=19) == 176
     taken.clear()
     made().fit(loader(), checkpoint=path, progress=False)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..damping import Damping
-from ..data.batches import EMPTY, Batches
+from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
-from ..data.row_record import RowTrace, Sample, pair_hashes, share_by_chance
+from ..data.row_record import RowRecord, Sample, pair_hashes, share_by_chance
 from ..engines import Engine, Exact, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
@@ -66,7 +66,7 @@ class Accumulation:
         if not isinstance(engine, Exact):
             self._n_compared = error.affordable(option.engine, problem, memory) // m
         self._n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // (m * problem.input_bytes)))
-        self._trace = RowTrace(max(self._n_leverages, self._n_compared), seed)
+        self._trace = RowRecord(max(self._n_leverages, self._n_compared), seed)
         self._rss = np.zeros(m)
         self._energy = 0.0
         self.count = 0
@@ -89,7 +89,7 @@ class Accumulation:
         problem = Problem(n, p, itemsize, fit.layers.factor_bytes, input_bytes, fit.layers.inner_flops)
         resumed = engine.resumed(fit.covariance, n, p)
         made = cls(network, fit.layers, resumed, Option(engine, problem), memory, fit.fingerprint)
-        made._trace = RowTrace.resumed(fit.seen, sample, max(made._n_leverages, made._n_compared))
+        made._trace = RowRecord.from_seen(fit.seen, sample, max(made._n_leverages, made._n_compared))
         made._rss, made._energy, made.count = fit.rss.copy(), math.inf, fit.n_rows
         return made
 
@@ -131,7 +131,7 @@ class Accumulation:
         """Have taken in what the state says; the engine as it is where that has no part for it."""
         if state["engine"] is not None:
             self.engine = self._option.engine.from_state(state["engine"])
-        self._trace = RowTrace.from_state(state["trace"])
+        self._trace = RowRecord.from_state(state["trace"])
         self._rss, self._energy, self.count = state["rss"], state["energy"], state["count"]
 
     def check(self, other: Accumulation) -> None:
@@ -159,9 +159,9 @@ class Accumulation:
         """Take in the rows of another one, of which the state is there."""
         if state["engine"] is not None:
             self.engine.merge(self._option.engine.from_state(state["engine"]))
-        self._merge(RowTrace.from_state(state["trace"]), state["rss"], state["energy"], state["count"])
+        self._merge(RowRecord.from_state(state["trace"]), state["rss"], state["energy"], state["count"])
 
-    def _merge(self, trace: RowTrace, rss: np.ndarray, energy: float, count: int) -> None:
+    def _merge(self, trace: RowRecord, rss: np.ndarray, energy: float, count: int) -> None:
         self._trace.merge(trace)
         self._rss = self._rss + rss
         self._energy += energy
@@ -241,7 +241,7 @@ class Accumulation:
         √(1 + q), or in proportion to √q."""
         network, m, count = self.network, self.network.n_outputs, self.count
         if count == 0:
-            raise EmptyDataError(EMPTY)
+            raise EmptyDataError(EMPTY_DATA_MESSAGE)
         if self._energy == 0.0:
             raise NoGradientError(DEPENDS_ON_NOTHING)
         settings = self.engine.limited(2 * count * m)

@@ -83,7 +83,7 @@ class Band:
         Only the first rows are looked at. With `per_output=True` it is the plan of one output's fit.
         """
         batches = self._read(data, y, n_rows)
-        if not batches.twice:
+        if not batches.reiterable:
             raise ValueError("a plan looks at the first batch, which an iterator or generator gives only once")
         with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
             groups, batches = self._look(batches)
@@ -288,12 +288,12 @@ class Band:
 
     def _look(self, batches: Batches) -> tuple[list[tuple[int, ...]], Batches]:
         """What each fit will be to, and the data as if nothing had been read."""
-        x, y, batches = batches.peek()
+        first, batches = batches.peek()
         network = self._network()
-        outputs = network.outputs(x).cpu().double()
-        self._check_targets(outputs, y)
+        outputs = network.outputs(first.x).cpu().double()
+        self._check_targets(outputs, first.y)
         groups = self._groups(network.n_returned)
-        if len(groups) > 1 and not batches.twice:
+        if len(groups) > 1 and not batches.reiterable:
             raise ValueError(
                 "per_output=True reads the data once for each output, which an iterator or generator does not allow: "
                 "give arrays X and y, a DataLoader, or a list of batches"

@@ -88,7 +88,7 @@ class Checkpoint:
         """The batches in the order that they had, or in one that can be had again."""
         if found is not None:
             self.run, self._seen = found.run, found.rows["trace"]["hashes"]
-        if not batches.twice:
+        if not batches.reiterable:
             return batches
         self._source = Ordered(batches.source, None if found is None else found.order)
         return replace(batches, source=self._source)
@@ -100,8 +100,8 @@ class Checkpoint:
                 f"{self.path} is of a fit to another network: for the first rows this one returns other numbers. Give "
                 "what was given before, or delete the file to begin anew"
             )
-        x, _, batches = batches.peek()
-        self._answers = (x, self._band._answers(x))
+        first, batches = batches.peek()
+        self._answers = (first.x, self._band._answers(first.x))
         return batches
 
     def seen(self, first: int, hashes: np.ndarray) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.distributed import DistributedSampler
 
-from ..data.batches import EMPTY, Batches
+from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.row_record import RowSample
 from ..engines.memory import free_memory
 from ..errors import EmptyDataError, warn
@@ -103,7 +103,7 @@ def own_rows(batches: Batches, team: Team) -> Batches:
     own = min(sampler.num_samples, -(-max(len(sampler.dataset) - team.rank, 0) // team.size))  # type: ignore[arg-type]
     if own < sampler.num_samples and not getattr(batches.source, "in_order", True):
         raise ValueError("a DataLoader with in_order=False does not tell which rows its sampler gives twice")
-    return replace(batches, limit=own, n_rows=None if batches.n_rows is None else min(own, batches.n_rows))
+    return replace(batches, max_rows=own, n_rows=None if batches.n_rows is None else min(own, batches.n_rows))
 
 
 def _sampler(batches: Batches) -> DistributedSampler[Any] | None:
@@ -191,7 +191,7 @@ def _in_common(groups: Groups, batches: Batches, team: Team) -> tuple[int, Group
     every = team.gather([groups, batches.n_rows])
     lead = next((rank for rank, (found, _) in enumerate(every) if found), None)
     if lead is None:
-        raise EmptyDataError(EMPTY)
+        raise EmptyDataError(EMPTY_DATA_MESSAGE)
     for rank, (found, _) in enumerate(every):
         if found and found != every[lead][0]:
             raise ValueError(f"the networks of processes {lead} and {rank} return different numbers of outputs")
@@ -235,8 +235,8 @@ def _same_answers(band: Band, batches: Batches, lead: int, team: Team) -> Batche
     asked = None
     with team.step():
         if team.rank == lead:
-            x, _, batches = batches.peek()
-            asked = (x, band._answers(x))
+            rows, batches = batches.peek()
+            asked = (rows.x, band._answers(rows.x))
     x, answers = team.share(asked, lead)
     with team.step():
         if not band._answers_like(x, answers):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..damping import Damping
-from ..data.batches import EMPTY, Batches
+from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
 from ..engines import Engine, Option, Plan, Problem, plan_fit
@@ -31,7 +31,8 @@ def planned(
     in_all: int | None,
 ) -> tuple[Plan, Inputs, Batches]:
     """The plan, the first rows, and the data as if nothing had been read. The network knows its layers afterwards."""
-    x, _, batches = batches.peek()
+    first, batches = batches.peek()
+    x = first.x
     with plain_autograd(network.device):
         network.check(x)
         layers = network.examine(x)
@@ -49,7 +50,7 @@ def planned(
         layers.inner_flops,
         seconds / (len(looked) * m),
         damped=damping.given,
-        twice=batches.twice,
+        twice=batches.reiterable,
     )
     return plan_fit(problem, engine, memory), x, batches
 
@@ -91,7 +92,7 @@ def chosen(
     schedule, x, batches = planned(network, batches, engine, damping, memory, in_all)
     option, layers = schedule.chosen, network.layers
     if option is None:
-        used = "" if batches.twice else " (its first batch is read: a generator has to be made anew)"
+        used = "" if batches.reiterable else " (its first batch is read: a generator has to be made anew)"
         raise MemoryError(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
@@ -140,7 +141,7 @@ def check(engine: Engine, batches: Batches, damping: Damping, in_all: int | None
                 else "give weight_decay or damping, or use Exact or RobustFrequentDirections"
             )
         )
-    if engine.sample_size and not batches.twice:
+    if engine.sample_size and not batches.reiterable:
         raise ValueError(
             f"{type(engine).__name__} reads the data twice, which an iterator or generator does not allow: "
             "give arrays X and y, a DataLoader, or a list of batches"
@@ -149,7 +150,7 @@ def check(engine: Engine, batches: Batches, damping: Damping, in_all: int | None
 
 def _gradients(engine: Engine, network: Network, batches: Batches, rows: Sample) -> GradientBatch:
     if len(rows) == 0:
-        raise EmptyDataError(EMPTY)
+        raise EmptyDataError(EMPTY_DATA_MESSAGE)
     parts = []
     for gradients in error.gradients(network, rows):
         # The pass to come names a row that is not finite by its number in the data.

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from .. import metrics
 from ..calibration.conformal import SEEN, AllOutputs
-from ..data.batches import check_pair
-from ..data.batches import targets as read_targets
+from ..data.batches import check_lengths, read_targets
 from ..data.inputs import Inputs
 from ..data.row_record import pair_hashes, share_by_chance
 from ..intervals import PredictionIntervals
@@ -132,7 +131,7 @@ def judge(band: PredictionIntervals, x: Any, y: Any, level: float, names: Sequen
         raise ValueError(f"a report is about one level, got {level!r}")
     (level,) = parse_levels(level)
     X, targets = Inputs.of(x), _targets(band, y)
-    check_pair(X, targets)
+    check_lengths(X, targets)
     if len(X) == 0:
         raise ValueError("a report needs at least one row, got none")
     if names is None:

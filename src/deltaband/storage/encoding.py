@@ -67,10 +67,9 @@ def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
         calibration.ConformalScale: _CONFORMAL,
         calibration.EachOutput: ("outputs", "n_rows"),
         calibration.AllOutputs: ("outputs", "n_rows", "_units", "_scores"),
-        SeenRows: SeenRows._fields,
     }
     for cls in (
-        *(Fit, Layers, ErrorReport, Sample, Inputs, GradientBatch, Held, Recomputed, Rows, Outer, Lookup),
+        *(Fit, Layers, ErrorReport, SeenRows, Sample, Inputs, GradientBatch, Held, Recomputed, Rows, Outer, Lookup),
         *(nystrom.Basis, nystrom.RowSums, sketched.Totals, tail.Tail, unheld.Unheld, projection.Projection),
         *(calibration.Calibration, calibration.Scales, covariance.Option, covariance.Problem),
     ):
