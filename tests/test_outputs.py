@@ -18,7 +18,8 @@ from deltaband import (
     RobustFrequentDirections,
     metrics,
 )
-from deltaband.calibration.conformal import AllOutputs, Scales
+from deltaband.calibration.conformal import AllOutputs
+from deltaband.calibration.scales import Scales
 from deltaband.network import network as networks
 from deltaband.network.network import Network
 
@@ -244,7 +245,7 @@ def test_all_outputs_at_once_are_covered_at_the_level(side, tuned):
         q = rng.exponential(size=(m, n + new, len(scales.dampings)))
         shared = rng.normal(size=(n + new, 1))
         r = (shared + rng.normal(size=(n + new, m))) * np.sqrt(1 + q[:, :, 0].T) * np.array([1.0, 10.0, 0.1])
-        conformal = AllOutputs(r[:n], [each[:n] for each in q], [scales] * m, seed=trial)
+        conformal = AllOutputs.fit(r[:n], [each[:n] for each in q], [scales] * m, seed=trial)
         lower, upper = conformal.bounds([each[n:] for each in q], (level,), side)
         covered.append(((lower[:, :, 0] <= r[n:]) & (r[n:] <= upper[:, :, 0])).all(axis=1).mean())
     error = 4 * np.std(covered) / np.sqrt(len(covered))

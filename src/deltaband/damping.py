@@ -12,6 +12,8 @@ FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2, "cross_entropy": 1.0}
 HUGE = 1e100  # the square of which is still a number
 BY_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
 
+TYPICAL_RELATIVE_DAMPING = 1e-4  # λ over the largest eigenvalue of JᵀJ, where nothing is known
+
 
 @dataclass(frozen=True)
 class Damping:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .calibration.calibrate import calibrated
-from .calibration.conformal import Calibration, Side
+from .calibration.calibrate import Calibration, calibrate
 from .damping import Damping
 from .display.summary import Line, describe, screen
 from .engines import Covariance, Engine
@@ -25,7 +24,7 @@ from .fitting.checkpoint import EVERY, Checkpoint
 from .fitting.fit import Fit
 from .network.network import Head
 from .network.parameter_selection import Choice
-from .results import Intervals, like, parse_levels
+from .results import Intervals, Side, like, parse_levels
 from .target_transform import Units
 from .validation import check_choice, check_ints, check_seed
 
@@ -224,7 +223,7 @@ class PredictionIntervals(Band):
             return self._columns(chosen, targets, n_returned).numpy() - outputs
 
         batches = self._read(data, y)
-        calibration = calibrated(fits, networks, batches, residuals, tune=tune, joint=joint, seed=seed)
+        calibration = calibrate(fits, networks, batches, residuals, tune=tune, joint=joint, seed=seed)
         _warn(calibration.warnings())
         self._calibration = calibration
         return self
@@ -247,7 +246,9 @@ class PredictionIntervals(Band):
         check_choice(kind, "kind", ("observation", "mean"))
         check_choice(side, "side", ("both", "lower", "upper"))
         fits, calibration = self._fitted(), self._calibration if kind == "observation" else None
-        questions = [self._formula(fit).variance for fit in fits] if calibration is None else calibration.questions
+        questions = (
+            [self._formula(fit).variance for fit in fits] if calibration is None else calibration.variance_functions
+        )
         outputs, q = self._asked(x, questions)
         if side != "both" and self._units.falling(outputs):
             side = "lower" if side == "upper" else "upper"
@@ -293,7 +294,7 @@ class PredictionIntervals(Band):
             outputs, q = self._asked(x, [self._covariance(fit).variance for fit in fits])
             scale = np.sqrt(1 + np.stack(q, axis=1))
         else:
-            outputs, q = self._asked(x, calibration.questions)
+            outputs, q = self._asked(x, calibration.variance_functions)
             scale = calibration.conformal.scale(q) if len(outputs) else outputs
         return self._like(x, self._units.original(outputs)), self._like(x, scale)
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ..calibration.conformal import PRIOR_RELATIVE_DAMPING, Side
+from ..damping import TYPICAL_RELATIVE_DAMPING
 from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine
 from ..network.layers.hooks import Layers
+from ..results import Side
 from .accuracy import TOLERABLE, ErrorReport
 
 
@@ -65,7 +66,7 @@ class Fit:
         if self.covariance.damping is not None:
             return self.covariance
         spectral = self.covariance.diagonalised()
-        return spectral.at(PRIOR_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
+        return spectral.at(TYPICAL_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
 
     @property
     def n_outputs(self) -> int:

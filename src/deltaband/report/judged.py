@@ -11,7 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from .. import metrics
-from ..calibration.conformal import SEEN, AllOutputs
+from ..calibration.calibrate import EXCESS_SEEN_SHARE
+from ..calibration.conformal import AllOutputs
 from ..data.batches import check_lengths, read_targets
 from ..data.inputs import Inputs
 from ..data.row_record import pair_hashes, share_by_chance
@@ -176,7 +177,7 @@ def _trained_on(band: PredictionIntervals, X: Inputs, y: Tensor) -> float:
     starts = range(0, len(X), ROWS_AT_ONCE)
     parts = ((X[start : start + ROWS_AT_ONCE], y[start : start + ROWS_AT_ONCE]) for start in starts)
     share = seen.share(np.concatenate([pair_hashes(network.prepare(x), part) for x, part in parts]))
-    return share if share > share_by_chance(seen.repeated, len(X)) + SEEN else 0.0
+    return share if share > share_by_chance(seen.repeated, len(X)) + EXCESS_SEEN_SHARE else 0.0
 
 
 def _predicted(
