@@ -74,7 +74,7 @@ class ClassificationIntervals(Band):
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
     ) -> None:
         rule = Damping(damping, weight_decay, loss="cross_entropy")
-        if not rule.given:
+        if not rule.is_known:
             raise ValueError(
                 "give ClassificationIntervals the optimiser's weight_decay=, or damping=λ: the formula needs it"
             )

@@ -25,7 +25,7 @@ from .fitting.fit import Fit
 from .network.network import Head
 from .network.parameter_selection import Choice
 from .results import Intervals, Side, like, parse_levels
-from .target_transform import Units
+from .target_transform import TargetTransform
 from .validation import check_choice, check_ints, check_seed
 
 if TYPE_CHECKING:  # matplotlib is an extra
@@ -98,7 +98,7 @@ class PredictionIntervals(Band):
         refusal = "outputs must be the number of an output or a list of numbers"
         self._outputs = None if outputs is None else check_ints(outputs, refusal)
         self._one_output = isinstance(outputs, int | np.integer)
-        self._units = Units.of(target_transform)
+        self._units = TargetTransform.of(target_transform)
         self._calibration: Calibration | None = None
         self._growing: tuple[growth.Growing, ...] = ()
         super().__init__(model, rule, engine, memory, parameters, output, batch, per_output)
@@ -250,7 +250,7 @@ class PredictionIntervals(Band):
             [self._formula(fit).variance for fit in fits] if calibration is None else calibration.variance_functions
         )
         outputs, q = self._asked(x, questions)
-        if side != "both" and self._units.falling(outputs):
+        if side != "both" and self._units.is_decreasing(outputs):
             side = "lower" if side == "upper" else "upper"
         if calibration is not None:
             if len(outputs):
@@ -270,9 +270,9 @@ class PredictionIntervals(Band):
         lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, :, 0], upper[:, :, 0]
-        lower, upper = self._units.bounds(outputs, lower, upper)
+        lower, upper = self._units.to_original_bounds(outputs, lower, upper)
         return Intervals(
-            self._like(x, self._units.original(outputs)),
+            self._like(x, self._units.to_original(outputs)),
             self._like(x, lower, -np.inf),
             self._like(x, upper, np.inf),
             levels[0] if np.ndim(level) == 0 else levels,
@@ -281,7 +281,7 @@ class PredictionIntervals(Band):
     def predict_mean(self, x: Any) -> Any:
         """ŷ alone, with the checks of `predict` and without its gradients."""
         self._fitted()
-        return self._like(x, self._units.original(self._asked(x)[0]))
+        return self._like(x, self._units.to_original(self._asked(x)[0]))
 
     def predict_mean_and_scale(self, x: Any) -> tuple[Any, Any]:
         """ŷ and σ(x), which the width of an interval is proportional to: √(1 + q), or √(1 + b·q) after `calibrate`.
@@ -296,7 +296,7 @@ class PredictionIntervals(Band):
         else:
             outputs, q = self._asked(x, calibration.variance_functions)
             scale = calibration.conformal.scale(q) if len(outputs) else outputs
-        return self._like(x, self._units.original(outputs)), self._like(x, scale)
+        return self._like(x, self._units.to_original(outputs)), self._like(x, scale)
 
     def variance(self, x: Any) -> Any:
         """q = gᵀ A⁻¹JᵀJA⁻¹ g, the variance of the prediction in units of the noise variance s².
@@ -333,7 +333,7 @@ class PredictionIntervals(Band):
 
         With a scaler as `target_transform` it is in the units of the network.
         """
-        noise = self._units.length(np.concatenate([fit.noise_std for fit in self._fitted()]))
+        noise = self._units.to_original_difference(np.concatenate([fit.noise_std for fit in self._fitted()]))
         return float(noise[0]) if self._is_single else noise
 
     @property
@@ -402,8 +402,8 @@ class PredictionIntervals(Band):
         n_returned = y.shape[1]
         chosen = tuple(o for group in self._groups(n_returned) for o in group)
         given, outputs = self._columns(chosen, targets, n_returned).numpy(), y[:, list(chosen)].numpy()
-        self._units.original(outputs)  # a transform that cannot take them is found before the work
-        scaled = self._units.scaled(given)
+        self._units.to_original(outputs)  # a transform that cannot take them is found before the work
+        scaled = self._units.to_scaled(given)
         if scaled is None or len(given) < 8:
             return
         rss, constant = np.square(given - outputs).sum(), np.square(given - given.mean(axis=0)).sum()

@@ -49,7 +49,7 @@ def planned(
         -(-network.prepare(x[:1]).nbytes // m),
         layers.inner_flops,
         seconds / (len(looked) * m),
-        damped=damping.given,
+        damped=damping.is_known,
         twice=batches.reiterable,
     )
     return plan_fit(problem, engine, memory), x, batches
@@ -137,7 +137,7 @@ def check(engine: Engine, batches: Batches, damping: Damping, in_all: int | None
             f"{type(engine).__name__} needs λ from the first row on: "
             + (
                 "λ follows from the number of rows, which this loader does not tell; give fit(..., n_rows=...)"
-                if damping.given
+                if damping.is_known
                 else "give weight_decay or damping, or use Exact or RobustFrequentDirections"
             )
         )
