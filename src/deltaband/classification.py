@@ -20,7 +20,7 @@ from .fitting.accuracy import TOLERABLE
 from .fitting.band import Band, Question
 from .fitting.evaluate import check_outputs
 from .fitting.fit import Fit
-from .network.log_odds import joint_fisher, largest, log_odds, own_fisher
+from .network.log_odds import joint_fisher, log_odds, log_odds_of_prediction, own_fisher
 from .network.network import Head
 from .network.parameter_selection import Choice
 from .results import ClassIntervals, Intervals, like, parse_levels
@@ -202,7 +202,9 @@ class ClassificationIntervals(Band):
         fits = self._fitted()
         questions: list[Question] = [getattr(self._covariance(fit), what) for fit in fits]
         binary = fits[0].n_returned <= 2
-        heads = [log_odds if binary else largest if self._predicted else _columns(fit.outputs) for fit in fits]
+        heads = [
+            log_odds if binary else log_odds_of_prediction if self._predicted else _columns(fit.outputs) for fit in fits
+        ]
         s, answers = self._ask(x, heads, questions)
         classes: Any = tuple(c for fit in fits for c in fit.outputs)
         if len(s) == 0:
