@@ -38,7 +38,7 @@ def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:
         ValueError: If targets and intervals do not match, or hold NaN.
     """
     rows = _read(y, intervals)
-    return rows.result(((rows.lower <= rows.y) & (rows.y <= rows.upper)).mean(axis=0))
+    return rows.result(rows.covered.mean(axis=0))
 
 
 def mean_width(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -125,8 +125,8 @@ def calibration_error(y: Any, intervals: Intervals) -> float:
     Raises:
         ValueError: If the intervals have no level; or as for `coverage`.
     """
-    levels = _levels(_read(y, intervals), intervals)
-    return float(np.abs(coverage(y, intervals) - levels).mean())
+    rows = _read(y, intervals)
+    return float(np.abs(rows.covered.mean(axis=0) - _levels(rows, intervals)).mean())
 
 
 class _Rows(NamedTuple):
@@ -142,6 +142,10 @@ class _Rows(NamedTuple):
     @property
     def width(self) -> np.ndarray:  # (n, m, levels)
         return self.upper - self.lower
+
+    @property
+    def covered(self) -> np.ndarray:  # (n, m, levels)
+        return (self.lower <= self.y) & (self.y <= self.upper)
 
     def result(self, values: np.ndarray) -> float | np.ndarray:  # (m, levels)
         """Return the values in the shape of the bounds, or as a float."""

@@ -261,7 +261,7 @@ def test_a_failing_calibration_leaves_the_earlier_state(band):
     formula = band.predict(new).width
     bad = X.clone()
     bad[3, 0] = torch.nan
-    for source, message in (((bad, y), "row 3"), ((X[:0], y[:0]), "empty"), ((X, y[:5]), "as many rows")):
+    for source, message in (((bad, y), "row 3"), ((X[:0], y[:0]), "empty"), ((X, y[:5]), "same number of rows")):
         with pytest.raises(ValueError, match=message):
             band.calibrate(*source)
         assert torch.equal(band.predict(new).width, formula)

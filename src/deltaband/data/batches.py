@@ -199,7 +199,7 @@ def read_targets(y: Any) -> Tensor:  # (n, m) float64
 def check_lengths(x: Inputs, y: Tensor) -> None:
     """Raise unless there are as many targets as inputs."""
     if len(x) != len(y):
-        raise ValueError(f"inputs and targets must have as many rows: {len(x)} inputs, {len(y)} targets")
+        raise ValueError(f"inputs and targets must have the same number of rows: {len(x)} inputs, {len(y)} targets")
 
 
 def _loader_rows(loader: DataLoader[Any]) -> int | None:

@@ -47,7 +47,7 @@ class Inputs:
             raise ValueError(f"inputs are an empty {type(x).__name__}: give at least one tensor")
         if len({len(tensor) for tensor in made.tensors}) > 1:
             sizes = ", ".join(f"{name}: {len(t)}" for name, t in zip(made._labels(), made.tensors, strict=True))
-            raise ValueError(f"all inputs must have as many rows, got {sizes}")
+            raise ValueError(f"all inputs must have the same number of rows, got {sizes}")
         return made
 
     def __len__(self) -> int:
