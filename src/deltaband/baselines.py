@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -20,16 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from .damping import check_non_negative
-from .data.batches import check_pair
-from .data.batches import targets as read_targets
+from .data.batches import check_lengths, read_targets
 from .data.inputs import Inputs
 from .errors import NotFittedError
 from .fitting.fit import ADVICE
 from .network.model_copy import plain_autograd, twin, unwrapped
 from .network.network import Network
 from .results import Intervals, like, parse_levels
-from .validation import check_finite
+from .validation import check_finite, check_non_negative, is_whole_number
 
 # Dropout draws from torch's global generators: whoever seeds them must be alone.
 _RANDOM_NUMBERS = threading.RLock()
@@ -88,7 +85,7 @@ class MCDropout(_Gaussian):
     def __init__(self, model: nn.Module, *, noise_std: float | None = None, passes: int = 10000, seed: int = 0) -> None:
         super().__init__(noise_std)
         for name, value, least in (("passes", passes, 2), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value < 2**63:
+            if not is_whole_number(value) or not least <= value < 2**63:
                 raise ValueError(f"{name} must be a whole number ≥ {least} and below 2⁶³, got {value!r}")
         _dropouts(_network(model))  # whatever is wrong with the model is said now
         self.model, self.passes, self.seed = model, int(passes), int(seed)
@@ -257,7 +254,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 def _held_out(x: Any, y: Any) -> tuple[Inputs, Tensor]:  # (n,) targets
     X, targets = Inputs.of(x), read_targets(y)
-    check_pair(X, targets)
+    check_lengths(X, targets)
     if targets.shape[1] != 1:
         raise ValueError(f"targets must have shape (n,) or (n, 1), got {tuple(targets.shape)}")
     if len(X) == 0:

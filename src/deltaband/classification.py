@@ -15,11 +15,11 @@ from .engines import Engine
 from .estimator import Estimator
 from .fitting.spec import FitSpec, parse_engine
 from .fitting.tasks import Classification
-from .network.log_odds import largest, log_odds
+from .network.log_odds import log_odds, log_odds_of_prediction
 from .network.network import Head
 from .network.parameter_selection import Choice
 from .results import ClassIntervals, Intervals, like, parse_levels
-from .validation import whole_numbers
+from .validation import check_ints
 
 
 @storage.loadable
@@ -73,7 +73,7 @@ class ClassificationIntervals(Estimator):
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
     ) -> None:
         rule = Damping(damping, weight_decay, loss="cross_entropy")
-        if not rule.given:
+        if not rule.is_known:
             raise ValueError(
                 "give ClassificationIntervals the optimiser's weight_decay=, or damping=λ: the formula needs it"
             )
@@ -142,7 +142,9 @@ class ClassificationIntervals(Estimator):
         fits, predicted = self.fits_, self._task.predicted
         functions = [getattr(self._covariance(fit), what) for fit in fits]
         binary = fits[0].n_returned <= 2
-        heads = [log_odds if binary else largest if predicted else _log_odds_of(fit.outputs) for fit in fits]
+        heads = [
+            log_odds if binary else log_odds_of_prediction if predicted else _log_odds_of(fit.outputs) for fit in fits
+        ]
         s, values = self.spec.evaluate(fits, x, heads, functions)
         classes: Any = tuple(c for fit in fits for c in fit.outputs)
         if len(s) == 0:
@@ -170,7 +172,7 @@ def _log_odds_of(classes: tuple[int, ...]) -> Head:
 def _class_numbers(classes: Any) -> tuple[int, ...] | None:
     if classes is None:
         return None
-    chosen = whole_numbers(classes, "classes must be the number of a class, a list of numbers or 'predicted'")
+    chosen = check_ints(classes, "classes must be the number of a class, a list of numbers or 'predicted'")
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"classes={list(chosen)} holds a class more than once")
     return chosen

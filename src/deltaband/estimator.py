@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import storage
-from .calibration.conformal import Calibration
+from .calibration.calibrate import Calibration
 from .display import notebook
 from .display.markup import element
 from .display.summary import describe, describe_classes, screen
@@ -27,6 +27,7 @@ from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
 from .fitting.tasks import Classification
 from .storage.band_file import BandRecord, StoredBand
+from .validation import check_index
 
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to finish
 
@@ -162,7 +163,7 @@ class Estimator:
             The plan; printed, it is a table.
         """
         batches = self.spec.read(data, y, n_rows)
-        if not batches.twice:
+        if not batches.reiterable:
             raise ValueError("a plan looks at the first batch, which an iterator or generator gives only once")
         with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
             return driver.plan(self.spec, batches)
@@ -246,8 +247,7 @@ class Estimator:
             The spectrum, largest singular values first.
         """
         fits = self.fits_
-        if isinstance(output, bool) or not isinstance(output, int | np.integer) or not 0 <= output < len(fits):
-            raise ValueError(f"output must be a whole number from 0 to {len(fits) - 1}, got {output!r}")
+        check_index(output, "output", len(fits))
         return self._covariance(fits[output]).spectrum()
 
     def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:

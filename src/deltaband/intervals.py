@@ -10,21 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from . import storage
-from .calibration.calibrate import calibrated
+from .calibration.calibrate import calibrate
 from .damping import Damping
-from .data.batches import targets as read_targets
+from .data.batches import read_targets
 from .data.inputs import Inputs
 from .data.row_record import pair_hashes
 from .engines import Covariance, Engine
 from .errors import warn
 from .estimator import Estimator
-from .fitting.fit import Fit, RowFunction, Side
+from .fitting.fit import Fit, RowFunction
 from .fitting.spec import FitSpec, parse_engine
 from .fitting.tasks import Regression
 from .network.parameter_selection import Choice
-from .results import Intervals, like, parse_levels
-from .target_transform import Units
-from .validation import whole_numbers
+from .results import Intervals, Side, like, parse_levels
+from .target_transform import TargetTransform
+from .validation import check_choice, check_ints, check_seed
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -102,8 +102,10 @@ class PredictionIntervals(Estimator):
         if loss == "cross_entropy":  # type: ignore[comparison-overlap]
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
         refusal = "outputs must be the number of an output or a list of numbers"
-        chosen = None if outputs is None else whole_numbers(outputs, refusal)
-        self._task = Regression(chosen, isinstance(outputs, int | np.integer), per_output, Units.of(target_transform))
+        chosen = None if outputs is None else check_ints(outputs, refusal)
+        self._task = Regression(
+            chosen, isinstance(outputs, int | np.integer), per_output, TargetTransform.of(target_transform)
+        )
         super().__init__(FitSpec(model, self._task, rule, parse_engine(engine), memory, parameters, output, batch))
 
     def calibrate(self, data: Any, y: Any = None, *, tune: bool = True, joint: bool = False, seed: int = 0) -> Self:
@@ -130,8 +132,7 @@ class PredictionIntervals(Estimator):
             The calibrated estimator itself.
         """
         fits, spec = self.fits_, self.spec
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise ValueError(f"seed must be a whole number ≥ 0, got {seed!r}")
+        check_seed(seed)
         networks = [spec.fitted_network(fit) for fit in fits]
         spec.check_weights(networks[0], fits[0])
 
@@ -139,7 +140,7 @@ class PredictionIntervals(Estimator):
             return self._task.select_targets(self.outputs_, targets, fits[0].n_returned).numpy() - outputs
 
         batches = spec.read(data, y)
-        calibration = calibrated(fits, networks, batches, residuals, tune=tune, joint=joint, seed=seed)
+        calibration = calibrate(fits, networks, batches, residuals, tune=tune, joint=joint, seed=seed)
         warn(*calibration.warnings())  # which may be errors: then nothing has changed
         self._calibration = calibration
         return self
@@ -169,15 +170,15 @@ class PredictionIntervals(Estimator):
             ValueError: If the formula has no answer, because λ is not known or n − p* ≤ 0: calibrate then.
         """
         levels = parse_levels(level)
-        if kind not in ("observation", "mean"):
-            raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
-        if not isinstance(side, str) or side not in ("both", "lower", "upper"):
-            raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
+        check_choice(kind, "kind", ("observation", "mean"))
+        check_choice(side, "side", ("both", "lower", "upper"))
         fits, calibration = self.fits_, self._calibration if kind == "observation" else None
-        functions = [self._formula(fit).variance for fit in fits] if calibration is None else calibration.questions
+        functions = (
+            [self._formula(fit).variance for fit in fits] if calibration is None else calibration.variance_functions
+        )
         outputs, q = self._evaluate(x, functions)
         units = self._task.units
-        if side != "both" and units.falling(outputs):
+        if side != "both" and units.is_decreasing(outputs):
             side = "lower" if side == "upper" else "upper"
         if calibration is not None:
             empty = np.zeros((*outputs.shape, len(levels)))
@@ -195,9 +196,9 @@ class PredictionIntervals(Estimator):
         lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, :, 0], upper[:, :, 0]
-        lower, upper = units.bounds(outputs, lower, upper)
+        lower, upper = units.to_original_bounds(outputs, lower, upper)
         return Intervals(
-            self._like(x, units.original(outputs)),
+            self._like(x, units.to_original(outputs)),
             self._like(x, lower, -np.inf),
             self._like(x, upper, np.inf),
             levels[0] if np.ndim(level) == 0 else levels,
@@ -212,7 +213,7 @@ class PredictionIntervals(Estimator):
         Returns:
             The predictions, of the kind of `x`.
         """
-        return self._like(x, self._task.units.original(self._evaluate(x)[0]))
+        return self._like(x, self._task.units.to_original(self._evaluate(x)[0]))
 
     def predict_mean_and_scale(self, x: Any) -> tuple[Any, Any]:
         """Return ŷ and σ(x), which the width of an interval is proportional to: √(1 + q), or √(1 + b·q) calibrated.
@@ -231,9 +232,9 @@ class PredictionIntervals(Estimator):
             outputs, q = self._evaluate(x, [self._covariance(fit).variance for fit in fits])
             scale = np.sqrt(1 + np.stack(q, axis=1))
         else:
-            outputs, q = self._evaluate(x, calibration.questions)
+            outputs, q = self._evaluate(x, calibration.variance_functions)
             scale = calibration.conformal.scale(q) if len(outputs) else outputs
-        return self._like(x, self._task.units.original(outputs)), self._like(x, scale)
+        return self._like(x, self._task.units.to_original(outputs)), self._like(x, scale)
 
     def variance(self, x: Any) -> Any:
         """Return q = gᵀ A⁻¹JᵀJA⁻¹ g, the variance of the prediction in units of the noise variance s².

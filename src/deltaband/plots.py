@@ -9,6 +9,7 @@ import numpy as np
 from .engines import Spectrum
 from .metrics import coverage
 from .results import Intervals, to_numpy
+from .validation import check_index
 
 if TYPE_CHECKING:  # matplotlib is an extra, loaded when there is something to draw
     from matplotlib.axes import Axes
@@ -78,8 +79,7 @@ def fitted(
     if output is None and m > 1:
         raise ValueError(f"a picture shows one output, and there are {m}: choose one with output=0 to {m - 1}")
     if output is not None:
-        if isinstance(output, bool) or not isinstance(output, int | np.integer) or not 0 <= output < m:
-            raise ValueError(f"output must be a whole number from 0 to {m - 1}, got {output!r}")
+        check_index(output, "output", m)
         if y is not None and np.ndim(y) == 2 and np.shape(y)[1] == m:
             y = y[:, output]
         if data is not None and np.ndim(data[1]) == 2 and np.shape(data[1])[1] == m:

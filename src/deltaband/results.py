@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:  # pandas is an extra
     from pandas import DataFrame
+
+Side = Literal["both", "lower", "upper"]  # which bounds of an interval are finite
 
 
 @dataclass(frozen=True, eq=False)

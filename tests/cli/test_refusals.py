@@ -134,7 +134,7 @@ CASES = {  # name: command, exit code, what the line says
     "what is no band": (
         ["inspect", "w.safetensors"],
         1,
-        "w.safetensors is a safetensors file, but no band of deltaband's",
+        "w.safetensors is a safetensors file, but not a band of deltaband",
     ),
 }
 

@@ -29,7 +29,7 @@ from deltaband import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from deltaband.data.row_record import RowTrace
+from deltaband.data.row_record import RowRecord
 from deltaband.engines import Problem
 from deltaband.engines.directions import magnitude
 from tests.support.networks import mlp, regression
@@ -141,8 +141,8 @@ def test_it_may_be_ended_again_and_again(path):
 
 
 def test_rows_that_were_taken_in_are_not_taken_in_again(path, monkeypatch):
-    taken, update = [], RowTrace.update
-    monkeypatch.setattr(RowTrace, "update", lambda self, x, y: taken.append(len(x)) or update(self, x, y))
+    taken, update = [], RowRecord.update
+    monkeypatch.setattr(RowRecord, "update", lambda self, x, y: taken.append(len(x)) or update(self, x, y))
     assert ended(made(), path, after=19) == 176
     taken.clear()
     made().fit(loader(), checkpoint=path, progress=False)
@@ -487,7 +487,7 @@ def test_another_file_beside_the_one_before_is_refused_and_stays(path):
     ended(made(), path)
     for other in ("a,b\n1,2\n", "a table, in place of the checkpoint: 1, 2, 3"):
         path.write_text(other)
-        with pytest.raises(ArtefactError, match="no checkpoint of deltaband's"):
+        with pytest.raises(ArtefactError, match="not a checkpoint of deltaband"):
             made().fit(loader(), checkpoint=path, checkpoint_every=0, progress=False)
         assert path.read_text() == other
 
@@ -498,24 +498,24 @@ def test_where_both_are_damaged_nothing_is_overwritten(path):
     for each in (path, previous):
         each.write_bytes(each.read_bytes()[:100])
     before = path.read_bytes(), previous.read_bytes()
-    with pytest.raises(ArtefactError, match=r"previous is no checkpoint of deltaband's, or a damaged one"):
+    with pytest.raises(ArtefactError, match=r"previous is not a checkpoint of deltaband, or it is damaged"):
         made().fit(loader(), checkpoint=path, checkpoint_every=0, progress=False)
     assert (path.read_bytes(), previous.read_bytes()) == before
 
 
 def test_files_that_are_something_else_are_refused_and_stay(path):
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ArtefactError, match="no checkpoint of deltaband's"):
+    with pytest.raises(ArtefactError, match="not a checkpoint of deltaband"):
         made().fit(X, Y, checkpoint=path, checkpoint_every=0, progress=False)
     assert path.read_text() == "a,b\n1,2\n"
     made().fit(X, Y, progress=False).save(path)
     before = path.read_bytes()
-    with pytest.raises(ArtefactError, match="no checkpoint of deltaband's"):
+    with pytest.raises(ArtefactError, match="not a checkpoint of deltaband"):
         made().fit(X, Y, checkpoint=path, checkpoint_every=0, progress=False)
     assert path.read_bytes() == before
     path.unlink()
     ended(made(), path)
-    with pytest.raises(ArtefactError, match="no band of deltaband's"):
+    with pytest.raises(ArtefactError, match="not a band of deltaband"):
         PredictionIntervals.load(path, mlp())
 
 

@@ -292,7 +292,7 @@ def test_a_part_that_fails_changes_nothing():
             attempt()
     with pytest.raises(RuntimeError, match="the disk is gone"):
         band.partial_fit(breaking())
-    with pytest.raises(ValueError, match="as many rows"):
+    with pytest.raises(ValueError, match="same number of rows"):
         band.partial_fit(X[:5], Y[:4])
     assert band.n_rows_ == 100
     assert alike(band.partial_fit(X[100:], Y[100:]), whole)

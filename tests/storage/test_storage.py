@@ -418,14 +418,14 @@ def test_foreign_files_are_refused_and_run_no_code(content, tmp_path):
     path = tmp_path / "x.band"
     path.write_bytes(content)
     for read in (lambda: PredictionIntervals.load(path, mlp()), lambda: storage.inspect(path)):
-        with pytest.raises(ArtefactError, match=r"x\.band is no band of deltaband's, or a damaged one"):
+        with pytest.raises(ArtefactError, match=r"x\.band is not a band of deltaband, or it is damaged"):
             read()
     assert not Bomb.exploded
 
 
 def test_the_weights_of_something_else_are_no_band(tmp_path):
     save_file({"w": torch.zeros(3)}, tmp_path / "x.band")
-    with pytest.raises(ArtefactError, match="is a safetensors file, but no band of deltaband's"):
+    with pytest.raises(ArtefactError, match="is a safetensors file, but not a band of deltaband"):
         PredictionIntervals.load(tmp_path / "x.band", mlp())
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from ..calibration.conformal import AllOutputs, Calibration, ConformalScale, rows_needed
+from ..calibration.calibrate import Calibration
+from ..calibration.conformal import AllOutputs, ConformalScale, rows_needed
 from ..damping import Damping
 from ..data.labels import n_classes
 from ..fitting.fit import Fit
@@ -118,8 +119,8 @@ def _calibration_rows(calibration: Calibration, fit: Fit) -> list[Line]:
     scores = [f"{s:.4g}" for s in (calibration.score_before, calibration.score_after) if not math.isnan(s)]
     if not math.isnan(calibration.score_after):
         rows.append(("  interval score", f"{' → '.join(scores)} (95 %, lower is better)"))
-    if not math.isnan(calibration.drift):
-        rows.append(("  like training rows", f"p = {calibration.drift:.2g} (leverages, Kolmogorov–Smirnov)"))
+    if not math.isnan(calibration.drift_p_value):
+        rows.append(("  like training rows", f"p = {calibration.drift_p_value:.2g} (leverages, Kolmogorov–Smirnov)"))
     return rows
 
 

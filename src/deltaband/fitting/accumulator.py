@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batches import EMPTY, Batches
+from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
-from ..data.row_record import RowTrace, Sample, pair_hashes, share_by_chance
+from ..data.row_record import RowRecord, Sample, pair_hashes, share_by_chance
 from ..engines import Exact, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
@@ -76,7 +76,7 @@ class FitAccumulator:
         if not isinstance(option.engine, Exact):
             self._n_compared = accuracy.affordable_rows(option.engine, problem, start.memory) // m
         self._n_leverages = max(1, min(LEVERAGE_ROWS, accuracy.SAMPLE_INPUT_BYTES // (m * problem.input_bytes)))
-        self.record = RowTrace(max(self._n_leverages, self._n_compared), seed)
+        self.record = RowRecord(max(self._n_leverages, self._n_compared), seed)
         self._losses, self._counts = np.zeros(m), np.zeros(0)
         self._energy = 0.0
         self.n_rows = 0
@@ -103,7 +103,7 @@ class FitAccumulator:
             fit.fingerprint,
         )
         made = cls(spec, start, engine.resumed(fit.covariance, n, p))
-        made.record = RowTrace.resumed(fit.seen, fit.sample, max(made._n_leverages, made._n_compared))
+        made.record = RowRecord.from_seen(fit.seen, fit.sample, max(made._n_leverages, made._n_compared))
         made._losses, made._counts, made._energy, made.n_rows = fit.losses.copy(), fit.counts, math.inf, fit.n_rows
         return made
 
@@ -136,7 +136,7 @@ class FitAccumulator:
         """Replace the sums by those of a state; the engine's only if the state has them."""
         if state["engine"] is not None:
             self.engine = self.start.option.engine.from_state(state["engine"])
-        self.record = RowTrace.from_state(state["record"])
+        self.record = RowRecord.from_state(state["record"])
         self._losses, self._counts, self._energy = state["losses"], state["counts"], state["energy"]
         self.n_rows = state["n_rows"]
 
@@ -166,10 +166,10 @@ class FitAccumulator:
         """Take in the rows of a state."""
         if state["engine"] is not None:
             self.engine.merge(self.start.option.engine.from_state(state["engine"]))
-        record = RowTrace.from_state(state["record"])
+        record = RowRecord.from_state(state["record"])
         self._merge(record, state["losses"], state["counts"], state["energy"], state["n_rows"])
 
-    def _merge(self, record: RowTrace, losses: np.ndarray, counts: np.ndarray, energy: float, n_rows: int) -> None:
+    def _merge(self, record: RowRecord, losses: np.ndarray, counts: np.ndarray, energy: float, n_rows: int) -> None:
         self.record.merge(record)
         self._losses = self._losses + losses
         self._counts = _sum(self._counts, counts)
@@ -246,7 +246,7 @@ class FitAccumulator:
         network, start, n_rows = self.network, self.start, self.n_rows
         m = start.n_outputs
         if n_rows == 0:
-            raise EmptyDataError(EMPTY)
+            raise EmptyDataError(EMPTY_DATA_MESSAGE)
         if self._energy == 0.0:
             raise NoGradientError(DEPENDS_ON_NOTHING + self.spec.task.no_gradient_hint)
         settings = self.engine.limited(2 * n_rows * m)

@@ -20,6 +20,7 @@ from ..network.model_copy import fingerprint
 from ..storage import container
 from ..storage.atomic import writable
 from ..storage.encoding import Decoder, Encoder
+from ..validation import check_seconds
 from .accumulator import FitAccumulator
 from .fit import Fit
 from .spec import FitSpec
@@ -45,12 +46,10 @@ class Checkpoint:
     """One file with the state of a fit, and its predecessor beside it."""
 
     def __init__(self, spec: FitSpec, path: Path | str, every: float, batches: Batches, process: str = "") -> None:
-        if isinstance(every, bool) or not isinstance(every, int | float | np.number) or not 0 <= every < np.inf:
-            raise ValueError(f"checkpoint_every must be a number of seconds ≥ 0, got {every!r}")
         self.path = writable(Path(path).expanduser())
         self.run = ""
         self._previous = self.path.with_name(self.path.name + ".previous")
-        self._spec, self._every = spec, float(every)
+        self._spec, self._every = spec, check_seconds(every, "checkpoint_every")
         self._wait, self._last_written = self._every, time.monotonic()
         options = spec.configuration()
         self._about: dict[str, Any] = {
@@ -110,7 +109,7 @@ class Checkpoint:
         """Return the batches in the order that they had, or in one that can be restored later."""
         if found is not None:
             self.run, self._taken = found.run, found.rows["record"]["hashes"]
-        if not batches.twice:
+        if not batches.reiterable:
             return batches
         self._loader = ReplayableLoader(batches.source, None if found is None else found.order)
         return replace(batches, source=self._loader)
@@ -122,8 +121,8 @@ class Checkpoint:
                 f"{self.path} is of a fit to another network: for the first rows this one returns other numbers. Give "
                 "what was given before, or delete the file to start over"
             )
-        x, _, batches = batches.peek()
-        self._answers = (x, self._spec.model_outputs(x))
+        first, batches = batches.peek()
+        self._answers = (first.x, self._spec.model_outputs(first.x))
         return batches
 
     def check_row(self, first: int, hashes: np.ndarray) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
-from ..data.batches import EMPTY, Batches
+from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.row_record import RowSample
 from ..engines.memory import free_memory
 from ..errors import DistributedFitError, EmptyDataError
@@ -165,7 +165,7 @@ class ProcessGroup:
         own = min(sampler.num_samples, -(-max(n_rows - self.rank, 0) // self.size))
         if own < sampler.num_samples and not getattr(batches.source, "in_order", True):
             raise ValueError("a DataLoader with in_order=False does not tell which rows its sampler gives twice")
-        return replace(batches, limit=own, n_rows=None if batches.n_rows is None else min(own, batches.n_rows))
+        return replace(batches, max_rows=own, n_rows=None if batches.n_rows is None else min(own, batches.n_rows))
 
     def own_path(self, path: str | Path) -> Path:
         """Return the path with the number of this process before its suffix."""
@@ -193,7 +193,7 @@ class ProcessGroup:
         every = self.gather((groups, n_rows))
         lead = next((rank for rank, (found, _) in enumerate(every) if found), None)
         if lead is None:
-            raise EmptyDataError(EMPTY)
+            raise EmptyDataError(EMPTY_DATA_MESSAGE)
         for rank, (found, _) in enumerate(every):
             if found and found != every[lead][0]:
                 raise ValueError(f"the networks of processes {lead} and {rank} return different numbers of outputs")
@@ -205,8 +205,8 @@ class ProcessGroup:
         asked = None
         with self.step():
             if self.rank == lead:
-                x, _, batches = batches.peek()
-                asked = (x, spec.model_outputs(x))
+                first, batches = batches.peek()
+                asked = (first.x, spec.model_outputs(first.x))
         x, outputs = self.share(asked, lead)
         with self.step():
             if not spec.still_returns(x, outputs):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.batches import EMPTY, Batches
+from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
 from ..engines import Engine, Plan, Problem, plan_fit
@@ -163,13 +163,13 @@ def plan(spec: FitSpec, batches: Batches) -> Plan:
 
 def look(spec: FitSpec, batches: Batches) -> tuple[list[Outputs], Batches]:
     """Check the first rows, and return what each fit will be for and the data as if nothing had been read."""
-    x, y, batches = batches.peek()
-    outputs = spec.model_outputs(x)
-    spec.task.check_first_rows(outputs, y)
+    first, batches = batches.peek()
+    outputs = spec.model_outputs(first.x)
+    spec.task.check_first_rows(outputs, first.y)
     if batches.targets is not None:  # a long pass must not end in an error that the arrays could have given
         spec.task.check_targets(batches.targets, outputs.shape[1])
     groups = spec.task.groups(outputs.shape[1])
-    if len(groups) > 1 and not batches.twice:
+    if len(groups) > 1 and not batches.reiterable:
         raise ValueError(
             "per_output=True reads the data once for each output, which an iterator or generator does not allow: "
             "give arrays X and y, a DataLoader, or a list of batches"
@@ -188,11 +188,11 @@ def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
             f"{name} needs λ from the first row on: "
             + (
                 "λ follows from the number of rows, which this loader does not tell; give fit(..., n_rows=...)"
-                if damping.given
+                if damping.is_known
                 else "give weight_decay or damping, or use Exact or RobustFrequentDirections"
             )
         )
-    if engine.sample_size and not batches.twice:
+    if engine.sample_size and not batches.reiterable:
         raise ValueError(
             f"{name} reads the data twice, which an iterator or generator does not allow: give arrays X and y, a "
             "DataLoader, or a list of batches"
@@ -248,7 +248,8 @@ def _planned(
     spec: FitSpec, network: Network, batches: Batches, n_rows: int | None, memory: float | None
 ) -> tuple[Plan, Inputs, Batches]:
     """Return the plan, the first rows, and the data as if nothing had been read; the network knows its layers then."""
-    x, _, batches = batches.peek()
+    x = (looked := batches.peek())[0].x
+    batches = looked[1]
     with plain_autograd(network.device):
         network.check(x)
         layers = network.examine(x)
@@ -265,8 +266,8 @@ def _planned(
         -(-network.prepare(x[:1]).nbytes // m),
         layers.inner_flops,
         seconds / (len(first) * m),
-        damped=spec.damping.given,
-        twice=batches.twice,
+        damped=spec.damping.is_known,
+        twice=batches.reiterable,
     )
     return plan_fit(problem, spec.engine, memory), x, batches
 
@@ -279,7 +280,7 @@ def _planned_start(
     schedule, x, batches = _planned(spec, network, batches, n_rows, memory)
     option, layers = schedule.chosen, network.layers
     if option is None:
-        used = "" if batches.twice else " (its first batch has been read: a generator has to be made anew)"
+        used = "" if batches.reiterable else " (its first batch has been read: a generator has to be made anew)"
         raise MemoryError(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
@@ -326,7 +327,7 @@ def _first_state(
 
 def _sample_gradients(engine: Engine, network: Network, batches: Batches, rows: Sample) -> GradientBatch:
     if len(rows) == 0:
-        raise EmptyDataError(EMPTY)
+        raise EmptyDataError(EMPTY_DATA_MESSAGE)
     parts = []
     for gradients in accuracy.gradients(network, rows):
         # the pass to come names a row that is not finite by its number in the data

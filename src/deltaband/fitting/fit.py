@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..damping import TYPICAL_RELATIVE_DAMPING
 from ..data.inputs import Inputs
 from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
@@ -18,14 +18,13 @@ from ..network.gradient_batch import GradientBatch
 from ..network.layers.hooks import Layers
 from ..network.model_copy import plain_autograd
 from ..network.network import Network
+from ..results import Side
 from ..validation import check_finite
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
 QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a moment
-REFERENCE_RELATIVE_DAMPING = 1e-4  # of the largest eigenvalue of JᵀJ, where no λ is known
 
 RowFunction = Callable[[GradientBatch], np.ndarray]  # gradients of b rows -> (b, …)
-Side = Literal["both", "lower", "upper"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Fit:
         if self.covariance.damping is not None:
             return self.covariance
         spectral = self.covariance.diagonalised()
-        return spectral.at(REFERENCE_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
+        return spectral.at(TYPICAL_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
 
     @property
     def n_outputs(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from ..network.model_copy import fingerprint
 from ..network.network import Head, Network
 from ..network.parameter_selection import Choice
 from ..storage.encoding import text
+from ..validation import check_bool, check_callable, check_memory
 from .fit import Fit, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
 
@@ -50,15 +50,10 @@ class FitSpec:
     batch: Callable[[Any], tuple[Any, Any]] | None = None
 
     def __post_init__(self) -> None:
-        memory = self.memory
-        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not 0 < memory < np.inf):
-            raise ValueError(f"memory must be a positive number of bytes, got {memory!r}")
-        for name in ("output", "batch"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise TypeError(f"{name} must be a function, got {value!r}")
-        if not isinstance(self.task.per_output, bool):
-            raise ValueError(f"per_output must be True or False, got {self.task.per_output!r}")
+        check_memory(self.memory)
+        check_callable(self.output, "output")
+        check_callable(self.batch, "batch")
+        check_bool(self.task.per_output, "per_output")
         self.network()  # whatever is wrong with the model is reported now
 
     def network(self, head: Head | None = None, fit: Fit | None = None) -> Network:

@@ -15,7 +15,7 @@ from ..data import labels
 from ..errors import warn
 from ..network.log_odds import joint_fisher, log_odds, own_fisher
 from ..network.network import Head
-from ..target_transform import Units
+from ..target_transform import TargetTransform
 from .fit import Fit, check_outputs
 
 TOLERABLE_WIDTH_ERROR = 0.05
@@ -84,7 +84,7 @@ class Regression:
     outputs: Outputs | None = None  # None: all
     single: bool = False  # whether one output was asked for by its number
     per_output: bool = False
-    units: Units = field(default_factory=Units)
+    units: TargetTransform = field(default_factory=TargetTransform)
 
     has_noise: ClassVar[bool] = True
     no_gradient_hint: ClassVar[str] = ""
@@ -121,8 +121,8 @@ class Regression:
         n_returned = y.shape[1]
         chosen = self.selected(n_returned)
         given, outputs = self.select_targets(chosen, targets, n_returned).numpy(), y[:, list(chosen)].numpy()
-        self.units.original(outputs)  # a transform that cannot take them is found before the work
-        scaled = self.units.scaled(given)
+        self.units.to_original(outputs)  # a transform that cannot take them is found before the work
+        scaled = self.units.to_scaled(given)
         if scaled is None or len(given) < N_ROWS_TO_JUDGE_UNITS:
             return
         rss, constant = np.square(given - outputs).sum(), np.square(given - given.mean(axis=0)).sum()
@@ -176,7 +176,7 @@ class Regression:
 
     def noise_std(self, fits: Sequence[Fit]) -> np.ndarray:  # (m,)
         """Return s of each output, in the units of the target where these are known."""
-        return self.units.length(np.concatenate([fit.noise_std for fit in fits]))
+        return self.units.to_original_difference(np.concatenate([fit.noise_std for fit in fits]))
 
     def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
         return {"noise_std": self.noise_std(fits).tolist()}
@@ -211,10 +211,10 @@ class Classification:
         return own if self.per_output else joint_fisher
 
     def check_raw_targets(self, y: Any) -> None:
-        labels.refuse_names(y)
+        labels.refuse_text_labels(y)
 
     def check_targets(self, targets: Tensor, n_returned: int) -> None:
-        labels.checked(targets, n_returned)
+        labels.check_labels(targets, n_returned)
 
     def check_first_rows(self, y: Tensor, targets: Tensor) -> None:
         check_outputs(y)
@@ -223,12 +223,12 @@ class Classification:
                 "the network returns probabilities (rows of numbers ≥ 0 that sum to 1), and logits are needed: give "
                 "output=torch.log, or take the softmax off"
             )
-        labels.checked(targets, y.shape[1])
+        labels.check_labels(targets, y.shape[1])
 
     def losses(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> tuple[Tensor, np.ndarray]:
         """Return −log π of each row in the column of its class (for a class alone, of "c or not c"), and how many rows
         are classified correctly and how many scores lie outside [0, 1]."""
-        truth, s = labels.checked(targets, n_returned), y.double()
+        truth, s = labels.check_labels(targets, n_returned), y.double()
         outside = int(((s < 0) | (s > 1)).sum())
         if s.shape[1] == 1:
             is_class = truth == (1 if n_returned <= 2 else outputs[0])

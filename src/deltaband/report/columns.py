@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..display.numerals import decimals, fixed, number
-from ..validation import described
+from ..validation import describe
 
 MISSING = "missing"
 DAY = 86_400.0
@@ -48,7 +48,7 @@ def read(columns: Mapping[str, Any] | None, n: int) -> dict[str, Column]:
     if columns is None:
         return {}
     if not hasattr(columns, "items"):
-        raise TypeError(f"columns must be a mapping of names to values, got {described(columns)}")
+        raise TypeError(f"columns must be a mapping of names to values, got {describe(columns)}")
     return {str(name): _column(str(name), values, n) for name, values in columns.items()}
 
 
@@ -56,7 +56,7 @@ def _column(name: str, values: Any, n: int) -> Column:
     if hasattr(values, "detach"):  # a tensor, which may be on a GPU
         values = values.detach().cpu()
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
-        raise TypeError(f"column {name!r} must be a sequence of {n} values, got {described(values)}")
+        raise TypeError(f"column {name!r} must be a sequence of {n} values, got {describe(values)}")
     array = np.asarray(values) if hasattr(values, "__array__") else _objects(values)
     if array.ndim != 1 or len(array) != n:
         raise ValueError(f"column {name!r} must have a value for each of the {n} rows, got {array.shape}")

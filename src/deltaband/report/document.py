@@ -12,7 +12,7 @@ import numpy as np
 
 from ..display.markup import Markup, element, together
 from ..intervals import PredictionIntervals
-from ..validation import described
+from ..validation import describe
 from . import sections
 from .columns import Column
 from .columns import read as read_columns
@@ -90,7 +90,7 @@ def _texts(settings: Mapping[str, str] | None) -> list[tuple[str, str]]:
     if settings is None:
         return []
     if not hasattr(settings, "items"):
-        raise TypeError(f"settings must be a mapping of names to texts, got {described(settings)}")
+        raise TypeError(f"settings must be a mapping of names to texts, got {describe(settings)}")
     return [(str(name), str(value)) for name, value in settings.items()]
 
 
@@ -100,7 +100,5 @@ def _columns(given: Mapping[str, Any] | None, names: Sequence[str] | None, x: An
         return read
     features = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
     if isinstance(names, str) or features.ndim != 2 or len(names) != features.shape[1]:
-        raise ValueError(
-            f"names must be one for each feature of an x of shape (n, d), got {names!r} for {described(x)}"
-        )
+        raise ValueError(f"names must be one for each feature of an x of shape (n, d), got {names!r} for {describe(x)}")
     return {**read_columns({name: features[:, k] for k, name in enumerate(names)}, n), **read}

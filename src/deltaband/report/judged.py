@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .. import metrics
-from ..calibration.conformal import SEEN, AllOutputs
-from ..data.batches import check_pair
-from ..data.batches import targets as read_targets
+from ..calibration.calibrate import EXCESS_SEEN_SHARE
+from ..calibration.conformal import AllOutputs
+from ..data.batches import check_lengths, read_targets
 from ..data.inputs import Inputs
 from ..data.row_record import share_by_chance
 from ..intervals import PredictionIntervals
@@ -133,7 +133,7 @@ def judge(band: PredictionIntervals, x: Any, y: Any, level: float, names: Sequen
         raise ValueError(f"a report is about one level, got {level!r}")
     (level,) = parse_levels(level)
     X, targets = Inputs.of(x), _targets(band, y)
-    check_pair(X, targets)
+    check_lengths(X, targets)
     if len(X) == 0:
         raise ValueError("a report needs at least one row, got none")
     if names is None:
@@ -178,7 +178,7 @@ def _trained_on(band: PredictionIntervals, X: Inputs, y: Tensor) -> float:
     starts = range(0, len(X), ROWS_AT_ONCE)
     parts = ((X[start : start + ROWS_AT_ONCE], y[start : start + ROWS_AT_ONCE]) for start in starts)
     share = float(np.mean(np.concatenate([np.full(len(x), band.share_seen_in_training(x, part)) for x, part in parts])))
-    return share if share > share_by_chance(seen.repeated, len(X)) + SEEN else 0.0
+    return share if share > share_by_chance(seen.repeated, len(X)) + EXCESS_SEEN_SHARE else 0.0
 
 
 def _predicted(

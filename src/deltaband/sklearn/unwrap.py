@@ -15,7 +15,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array
 from torch import nn
 
-from ..target_transform import GRID, ROUNDING, along, ordered
+from ..target_transform import GRID_POINTS, RELATIVE_ROUNDING, evaluate_monotone, sort_bounds
 from . import mlp
 
 SUPPORTED = (
@@ -66,8 +66,8 @@ class Wrapped:
         """An interval of the network's output as one of y, where the transform of the target is monotone."""
         if not self.targets:
             return lower.astype(np.float64), upper.astype(np.float64)
-        values, falls = along(self.to_units, lower, upper)
-        return ordered(np.where(falls, values[-1], values[0]), np.where(falls, values[0], values[-1]))
+        values, falls = evaluate_monotone(self.to_units, lower, upper)
+        return sort_bounds(np.where(falls, values[-1], values[0]), np.where(falls, values[0], values[-1]))
 
     def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray:  # (n, m), (n, m) -> (n, m)
         """Standard deviations of the network's output in the units of y, where its transform is affine there."""
@@ -75,9 +75,9 @@ class Wrapped:
             return std.astype(np.float64)
         low, high = (z - std).min(axis=0), (z + std).max(axis=0)  # (m,)
         low, high = np.where(high > low, low, low - 1), np.where(high > low, high, low + 1)
-        values = self.to_units(np.linspace(low, high, GRID))
-        line = np.linspace(values[0], values[-1], GRID)
-        if not (np.abs(values - line) <= ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
+        values = self.to_units(np.linspace(low, high, GRID_POINTS))
+        line = np.linspace(values[0], values[-1], GRID_POINTS)
+        if not (np.abs(values - line) <= RELATIVE_ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
             raise ValueError(
                 "a standard deviation keeps its meaning only under an affine transform of the target, such as that of "
                 "StandardScaler; use predict_interval, whose bounds follow any monotone one"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import engines as covariance
-from ..calibration import conformal as calibration
+from ..calibration import calibrate, conformal, scales
 from ..data.inputs import Inputs
 from ..data.row_record import Sample, SeenRows
 from ..engines import directions, exact, nystrom, projection, sketched
@@ -45,7 +45,6 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 
 _SPECTRAL = ("eigenvalues", "damping", "_name", "_floor")
 _SKETCHED = ("_spread", "_tail", "directions", "squared", "totals", "_unheld", "error_bound")
-_CONFORMAL = ("scales", "n_rows", "_unit", "_signed", "_absolute", "_sum_squares", "_log_weight", "chosen")
 
 
 @cache
@@ -64,15 +63,26 @@ def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
         sketched.SketchedCovariance: (*_SPECTRAL, *_SKETCHED),
         nystrom.NystromCovariance: (*_SPECTRAL, "basis", "totals", "_tail", "_corrected", "error_bound"),
         projection.ProjectedCovariance: (*_SPECTRAL, "_S", "_exact", "_full_rank"),
-        calibration.ConformalScale: _CONFORMAL,
-        calibration.EachOutput: ("outputs", "n_rows"),
-        calibration.AllOutputs: ("outputs", "n_rows", "_units", "_scores"),
-        SeenRows: SeenRows._fields,
     }
     for cls in (
-        *(Fit, Start, Layers, ErrorReport, Sample, Inputs, GradientBatch, Held, Recomputed, Rows, Outer, Lookup),
+        *(
+            Fit,
+            Start,
+            Layers,
+            ErrorReport,
+            SeenRows,
+            Sample,
+            Inputs,
+            GradientBatch,
+            Held,
+            Recomputed,
+            Rows,
+            Outer,
+            Lookup,
+        ),
         *(nystrom.Basis, nystrom.RowSums, sketched.Totals, tail.Tail, unheld.Unheld, projection.Projection),
-        *(calibration.Calibration, calibration.Scales, covariance.Option, covariance.Problem),
+        *(calibrate.Calibration, scales.Scales, conformal.ConformalScale, conformal.EachOutput, conformal.AllOutputs),
+        *(covariance.Option, covariance.Problem),
     ):
         plain[cls] = tuple(field.name for field in fields(cls))
     return {cls.__name__: (cls, names) for cls, names in plain.items()}
