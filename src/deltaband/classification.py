@@ -13,7 +13,7 @@ from .damping import Damping
 from .data import batches as reading
 from .data import labels
 from .data.labels import Tally
-from .display.summary import Line, describe_classes, screen
+from .display.text import Line, classification_summary, format_summary
 from .engines import Engine
 from .errors import NoGradientError, warn
 from .fitting.accuracy import TOLERABLE
@@ -148,7 +148,7 @@ class ClassificationIntervals(Band):
 
     def summary(self) -> str:
         """What was fitted, on one screen."""
-        return screen("ClassificationIntervals", self._described())
+        return format_summary("ClassificationIntervals", self.summary_lines())
 
     def __repr__(self) -> str:
         if self._fits:
@@ -156,8 +156,9 @@ class ClassificationIntervals(Band):
         name = type(self.model).__name__
         return f"ClassificationIntervals({name}, λ {self._damping}, {self.engine!r}), not fitted"
 
-    def _described(self) -> list[Line]:
-        return describe_classes(self.model, self._fitted(), self._damping, self._accuracies, self._predicted)
+    def summary_lines(self) -> list[Line]:
+        """Return the lines of the summary, each a label and a text."""
+        return classification_summary(self.model, self._fitted(), self._damping, self._accuracies, self._predicted)
 
     # --- what of the network's outputs is asked about
 

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from .calibration.calibrate import calibrated
-from .calibration.conformal import Calibration, Side
+from .calibration.conformal import SEEN, Calibration, Side
 from .damping import Damping
-from .display.summary import Line, describe, screen
+from .data.batches import targets as read_targets
+from .data.inputs import Inputs
+from .data.row_record import pair_hashes, share_by_chance
+from .display.text import Line, format_summary, regression_summary
 from .engines import Covariance, Engine
 from .errors import warn
 from .fitting import partial as growth
@@ -32,6 +35,7 @@ from .validation import whole_numbers
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
 
+ROWS_PER_HASHING = 2**16
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to take in
 
 
@@ -351,15 +355,58 @@ class PredictionIntervals(Band):
 
     def summary(self) -> str:
         """What was fitted, on one screen."""
-        return screen("PredictionIntervals", self._described())
+        return format_summary("PredictionIntervals", self.summary_lines())
 
     def __repr__(self) -> str:
         if self._fits or self._growing:
             return self.summary()
         return f"PredictionIntervals({type(self.model).__name__}, λ {self._damping}, {self.engine!r}), not fitted"
 
-    def _described(self) -> list[Line]:
-        return describe(self.model, self._fitted(), self._damping, self._calibration)
+    def summary_lines(self) -> list[Line]:
+        """Return the lines of the summary, each a label and a text."""
+        return regression_summary(self.model, self._fitted(), self._damping, self._calibration)
+
+    @property
+    def fits_(self) -> tuple[Fit, ...]:
+        """The fit, or with `per_output=True` the fit of each output."""
+        return self._fitted()
+
+    @property
+    def calibration_(self) -> Calibration | None:
+        """The calibration; None before `calibrate`."""
+        return self._calibration
+
+    def select_targets(self, y: Any) -> np.ndarray:
+        """Return the columns of targets that belong to `outputs_`.
+
+        Args:
+            y: Targets with one column per output of the network, or per output that has intervals.
+
+        Returns:
+            An array of shape (n, m).
+
+        Raises:
+            ValueError: If the number of columns matches neither.
+        """
+        fits = self._fitted()
+        return self._columns(self.outputs_, read_targets(y), fits[0].n_returned).numpy()
+
+    def share_seen_in_training(self, x: Any, y: Any) -> float:
+        """Return the share of rows that `fit` has seen with the same targets.
+
+        Args:
+            x: Inputs.
+            y: Their targets, in the units that `fit` takes.
+
+        Returns:
+            A number from 0 to 1; 0 where repetitions among the training rows explain it.
+        """
+        inputs, targets, seen = Inputs.of(x), read_targets(y), self._fitted()[0].seen
+        parts = (slice(start, start + ROWS_PER_HASHING) for start in range(0, len(inputs), ROWS_PER_HASHING))
+        network = self._network()
+        hashes = [pair_hashes(network.prepare(inputs[part]), targets[part]) for part in parts]
+        share = seen.share(np.concatenate(hashes))
+        return share if share > share_by_chance(seen.repeated, len(inputs)) + SEEN else 0.0
 
     # --- what a file holds
 

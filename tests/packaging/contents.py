@@ -32,7 +32,7 @@ LARGEST = 3e6  # bytes: with data or trained networks in it, it would be far mor
 def check(folder: Path) -> None:
     (archive,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     source = ROOT / "src"
-    files = [path for kind in ("py", "css", "js") for path in (source / "deltaband").rglob(f"*.{kind}")]
+    files = [path for kind in ("py", "css", "html", "js") for path in (source / "deltaband").rglob(f"*.{kind}")]
     package = {path.relative_to(source).as_posix() for path in files}
     package.add("deltaband/py.typed")
 

@@ -18,7 +18,7 @@ from ..damping import Damping
 from ..data import batches as reading
 from ..data.batches import Batches
 from ..data.inputs import Inputs
-from ..display.summary import Line
+from ..display.text import Line
 from ..engines import Covariance, Engine, Plan, Spectrum
 from ..engines.memory import free_memory
 from ..engines.spectral import SpectralCovariance
@@ -200,19 +200,19 @@ class Band:
 
     def _repr_html_(self) -> str:
         """For notebooks: what was fitted, and its spectrum where that is quickly had."""
-        from ..display import notebook
-        from ..display.markup import element
+        from ..display.notebook import summary_html
+        from ..display.svg import element
 
         try:
             damping = self._fitted()[0].covariance.damping
         except NotFittedError:
             return element("p", repr(self))
-        return notebook.summary(type(self).__name__, self._described(), self._quick_spectrum(), damping)
+        return summary_html(type(self).__name__, self.summary_lines(), self._quick_spectrum(), damping)
 
     # --- for those who are bands
 
-    def _described(self) -> list[Line]:
-        """The lines of the summary."""
+    def summary_lines(self) -> list[Line]:
+        """Return the lines of the summary, each a label and a text."""
         raise NotImplementedError
 
     def _quick_spectrum(self) -> Spectrum | None:
