@@ -1,4 +1,4 @@
-"""Figures of intervals, drawn with matplotlib. Every function draws on `ax`, or on a new figure, and returns the Axes."""
+"""Figures of intervals, drawn with matplotlib on the given Axes or on those of a new figure."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _data_frame(columns: dict[Any, np.ndarray], index: Any, outer_level: str | N
     try:
         import pandas as pd
     except ImportError as error:
-        raise ImportError("data frames need pandas: pip install 'deltaband[cli]', or pandas alone") from error
+        raise ImportError("data frames need pandas: pip install pandas") from error
     frame = pd.DataFrame(columns, index=index)
     if isinstance(frame.columns, pd.MultiIndex):
         frame.columns.names = [outer_level, None]

@@ -1,4 +1,4 @@
-"""Manners in a notebook: frames, short texts, small pictures."""
+"""Fits and intervals in a notebook: data frames, short texts, small pictures."""
 
 import sys
 from html.parser import HTMLParser
@@ -41,7 +41,7 @@ def around(mean, *half_widths, level=0.95):
     return Intervals(mean, mean[..., None] - half, mean[..., None] + half, level)
 
 
-# --- frames
+# --- data frames
 
 
 def test_a_frame_has_the_prediction_and_its_bounds():
@@ -138,7 +138,7 @@ def test_what_a_classifier_answers_is_a_frame(classes):
 
 def test_without_pandas_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"pip install 'deltaband\[cli\]'"):
+    with pytest.raises(ImportError, match="pip install pandas"):
         around([1.0], 0.5).to_pandas()
 
 

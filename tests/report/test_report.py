@@ -38,7 +38,7 @@ from deltaband.report.evaluation import (
     evaluate,
 )
 from deltaband.report.groups import Column, group_by_value, group_by_width, read_columns
-from deltaband.report.page import _calibration_remark, _template, drawn_rows, thinning_remark
+from deltaband.report.page import _template, drawn_rows, thinning_remark
 from deltaband.results import level_name
 from tests.support.networks import mlp, regression
 
@@ -186,13 +186,23 @@ def test_a_small_calibration_set_explains_a_deviation_but_does_not_change_the_ve
     few = Coverage(0.9, 803, 1000, calibration_rows=40)
     assert few.verdict == "too low"
     assert few.calibration_explains
-    assert "A calibration on 40 rows may deviate by as much" in _calibration_remark(few)
     for other in (
         Coverage(0.9, 803, 1000, calibration_rows=4000),
         Coverage(0.9, 803, 1000),
         Coverage(0.9, 900, 1000, calibration_rows=40),
     ):
-        assert _calibration_remark(other) == ""
+        assert not other.calibration_explains
+
+
+def test_a_page_says_where_a_small_calibration_set_explains_a_deviation(calibrated, rows):
+    X, y = rows[0][NEW], rows[1][NEW]
+    explained = set()
+    for level in (0.5, 0.7, 0.9):
+        coverage = evaluate(calibrated, X, y, level, None).outputs[0].coverage
+        remark = "A calibration on 40 rows may deviate by as much" in words(report.page(calibrated, X, y, level=level))
+        assert remark == coverage.calibration_explains
+        explained.add(remark)
+    assert explained == {True, False}
 
 
 def test_training_rows_among_those_reported_on_are_noticed(band, rows):
@@ -736,7 +746,7 @@ def test_limits_hold_all_numbers_and_are_an_interval(values):
 
 
 def test_an_axis_of_equal_numbers_can_be_drawn():
-    axes = Axes.over(axis_limits(np.array([3.0, 3.0])), axis_limits(np.zeros(2)))
+    axes = Axes(axis_limits(np.array([3.0, 3.0])), axis_limits(np.zeros(2)))
     assert np.isfinite(axes.x(3.0))
     assert np.isfinite(axes.y(0.0))
 

@@ -10,7 +10,7 @@ from ..engines import Spectrum
 from ..results import Intervals, level_name, to_numpy
 from . import svg
 from .svg import Axes, Markup, element, join
-from .text import Line, aligned, decimals
+from .text import Line, decimals, fixed
 
 TABLE_ROWS = 5
 MAX_TABLE_OUTPUTS = 3  # of more outputs a table shows the first alone
@@ -69,7 +69,7 @@ def _table(intervals: Intervals) -> tuple[str, list[str], list[list[str]], int]:
     bounds = np.stack([lower, upper], axis=3).reshape(n, m, 2 * n_levels)
     values = np.concatenate([mean[:, :, None], bounds], axis=2)
     rows = [
-        [str(row), *(aligned(float(value), places) for value in values[row, outputs].ravel())]
+        [str(row), *(fixed(float(value), places) for value in values[row, outputs].ravel())]
         for row in range(min(n, TABLE_ROWS))
     ]
     return title, header, rows, n - len(rows)
@@ -85,7 +85,7 @@ def _ribbon(intervals: Intervals) -> Markup:
     shown = svg.evenly_spaced(order, svg.CURVE_POINTS)
     mean, lower, upper = mean[shown], lower[shown], upper[shown]
     position = np.linspace(1, len(order), len(shown))
-    axes = Axes.over(
+    axes = Axes(
         (1.0, float(len(order))),
         svg.axis_limits(np.concatenate([lower.ravel(), upper.ravel(), mean])),
         "rows, sorted by prediction",

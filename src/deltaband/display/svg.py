@@ -15,13 +15,14 @@ import numpy as np
 
 from ..engines import Spectrum
 from .palette import css_colour
-from .text import MINUS, fixed, number, power_of_ten
+from .text import MINUS, fixed, number
 
 BLUE, VERMILLION, GREY, BAND = map(css_colour, ("blue", "vermillion", "grey", "band"))
 DASHED = {"stroke": GREY, "stroke_width": 1.5, "stroke_dasharray": "4 3"}
 FONT_SIZE = 12  # pixels
 DIGIT_WIDTH = 6.6  # pixels, approximately, at FONT_SIZE
 CURVE_POINTS = 200  # the most points of a curve that readers can distinguish
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 VOID_ELEMENTS = {"circle", "line", "polygon", "polyline"}  # elements without content
 MIN_RELATIVE_SINGULAR_VALUE = 1e-6  # of the largest; smaller singular values are mostly rounding error
 
@@ -83,7 +84,10 @@ class Scale:
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             every = max(1, math.ceil((last - first + 1) / count))
-            return [(10.0**k, power_of_ten(k)) for k in range(first, last + 1, every)]
+            powers = {0: "1", 1: "10"}
+            return [
+                (10.0**k, powers.get(k, "10" + str(k).translate(SUPERSCRIPTS))) for k in range(first, last + 1, every)
+            ]
         step = _round_step((self.high - self.low) / count)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         values = [k * step for k in range(first, last + 1)]
@@ -108,22 +112,14 @@ def axis_limits(values: np.ndarray, *, margin: float = 0.05, zero: bool = False)
     return (low if zero and low == 0.0 else low - margin * span), high + margin * span
 
 
-@dataclass(frozen=True)
 class Axes:
-    """A picture with two axes. `x` and `y` place its marks, and `picture` puts everything together."""
+    """A picture with two axes. `x` and `y` place its marks, and `picture` puts everything together.
 
-    x: Scale
-    y: Scale
-    x_label: str
-    y_label: str
-    width: int
-    height: int
-    x_ticks: tuple[tuple[float, str], ...]
-    y_ticks: tuple[tuple[float, str], ...]
+    `x` and `y` are given as limits; `ticks` are those of both axes, by default round numbers.
+    """
 
-    @classmethod
-    def over(
-        cls,
+    def __init__(
+        self,
         x: tuple[float, float],
         y: tuple[float, float],
         x_label: str = "",
@@ -133,15 +129,14 @@ class Axes:
         height: int = 300,
         log: bool = False,
         ticks: Sequence[tuple[float, str]] | None = None,
-    ) -> Axes:
-        """Lay out axes with these limits; `ticks` are those of both axes, by default round numbers."""
+    ) -> None:
+        self.x_label, self.y_label, self.width, self.height = x_label, y_label, width, height
         top, bottom = (28 if y_label else 8), height - (40 if x_label else 22)
-        vertical = Scale(*y, bottom, top, log)
-        y_ticks = tuple(ticks if ticks is not None else vertical.ticks(max(3, height // 50)))
-        left = 10 + DIGIT_WIDTH * max((len(text) for _, text in y_ticks), default=0)
-        horizontal = Scale(*x, left, width - 20, log)
-        x_ticks = tuple(ticks if ticks is not None else horizontal.ticks(max(2, width // 90)))
-        return cls(horizontal, vertical, x_label, y_label, width, height, x_ticks, y_ticks)
+        self.y = Scale(*y, bottom, top, log)
+        self.y_ticks = self.y.ticks(max(3, height // 50)) if ticks is None else ticks
+        left = 10 + DIGIT_WIDTH * max((len(text) for _, text in self.y_ticks), default=0)
+        self.x = Scale(*x, left, width - 20, log)
+        self.x_ticks = self.x.ticks(max(2, width // 90)) if ticks is None else ticks
 
     def picture(self, *marks: str, describe: str) -> Markup:
         """Return the SVG element of the axes and these marks; `describe` is for readers who cannot see it."""
@@ -201,7 +196,7 @@ def spectrum_picture(
     root = math.sqrt(damping)
     shown = np.concatenate([d, eigenvalues[eigenvalues > 0], [root] if root > 0 else []])
     y_limits = float(shown.min()) / 1.3, float(shown.max()) * 1.3
-    axes = Axes.over((1.0, max(2.0, len(d))), y_limits, "index", "value", log=True, width=width, height=height)
+    axes = Axes((1.0, max(2.0, len(d))), y_limits, "index", "value", log=True, width=width, height=height)
     marks = []
     if root > 0:
         label = {"x": pixel(axes.x(axes.x.low)), "y": pixel(axes.y(root)), "dx": 4, "dy": -5}

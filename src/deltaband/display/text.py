@@ -16,24 +16,23 @@ from ..fitting.fit import Fit
 Line = tuple[str, str]  # a label, indented where it belongs to the line above, and its text
 
 MINUS, INFINITY = "−", "∞"
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 MAX_LISTED_OUTPUTS = 4  # with more outputs than this a line shows the smallest and the largest number
 
 
 def number(value: float, digits: int = 4) -> str:
     """Format with this many significant digits: 0.01235, 12.35, 12,346; very large and very small as 1.235e+12."""
-    if not math.isfinite(value):
-        return _not_finite(value)
-    exponent = math.floor(math.log10(abs(value))) if value else 0
+    exponent = math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
     if not -4 <= exponent < 9:
         return f"{value:.{digits - 1}e}".replace("-", MINUS)
     return fixed(value, max(digits - 1 - exponent, 0))
 
 
-def fixed(value: float, decimals: int) -> str:
-    """Format with this many decimals, for numbers in one column of a table."""
+def fixed(value: float, decimals: int | None) -> str:
+    """Format with this many decimals, for numbers in one column of a table; with None as `number` does."""
+    if decimals is None:
+        return number(value)
     if not math.isfinite(value):
-        return _not_finite(value)
+        return "–" if math.isnan(value) else INFINITY if value > 0 else MINUS + INFINITY
     text = f"{value:,.{decimals}f}"
     return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text.replace("-", MINUS)
 
@@ -47,11 +46,6 @@ def decimals(values: np.ndarray, digits: int = 3) -> int | None:
     return max(digits - 1 - exponent, 0) if -5 <= exponent < 9 and sizes.max() < 1e12 else None
 
 
-def aligned(value: float, decimals: int | None) -> str:
-    """Format with the result of `decimals`."""
-    return number(value) if decimals is None else fixed(value, decimals)
-
-
 def percent(share: float, digits: int = 1) -> str:
     """Format a share as 95.0 %; 100 % and 0 % appear only where the share is exactly 1 or 0."""
     text = f"{100 * share:.{digits}f}"
@@ -59,15 +53,6 @@ def percent(share: float, digits: int = 1) -> str:
         edge = 10.0**-digits
         return f"< {edge:g} %" if share < 0.5 else f"> {100 - edge:.{digits}f} %"
     return f"{text} %"
-
-
-def power_of_ten(exponent: int) -> str:
-    """Format 10 to a whole power with superscript digits."""
-    return {0: "1", 1: "10"}.get(exponent, "10" + str(exponent).translate(SUPERSCRIPTS))
-
-
-def _not_finite(value: float) -> str:
-    return "–" if math.isnan(value) else INFINITY if value > 0 else MINUS + INFINITY
 
 
 def format_summary(title: str, lines: Sequence[Line]) -> str:
@@ -84,22 +69,18 @@ def regression_summary(
     lines = _model_lines(model, fit)
     if m > 1:
         lines.append(("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}"))
-    rss = np.concatenate([each.rss for each in fits])
-    lines += [("training RMSE", _list(np.sqrt(rss / n))), *_covariance_lines(fits)]
+    lines += [("training RMSE", _list(np.sqrt(_of_outputs(fits, "rss") / n))), *_covariance_lines(fits)]
     if fit.covariance.damping is None:
         hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
         lines.append(("damping λ", f"not given{hint}"))
     else:
         p_star = np.array([each.effective_parameters for each in fits])
         share = _list(100 * p_star / (n * m / len(fits)), "{:.0f}")
-        freedom, noise = (
-            np.concatenate([getattr(each, name) for each in fits]) for name in ("degrees_of_freedom", "noise_std")
-        )
         lines += [
             ("damping λ", f"{fit.covariance.damping:.4g} ({damping.rule(fit.n_returned)})"),
             ("effective p*", f"{_list(p_star, '{:.1f}')} ({share}% of {'n' if m == len(fits) else 'n·m'})"),
-            ("degrees of freedom", f"{_list(freedom, '{:.1f}')} (n − p*)"),
-            ("noise std s", _list(noise)),
+            ("degrees of freedom", f"{_list(_of_outputs(fits, 'degrees_of_freedom'), '{:.1f}')} (n − p*)"),
+            ("noise std s", _list(_of_outputs(fits, "noise_std"))),
         ]
     return lines if calibration is None else lines + _calibration_lines(calibration, fit)
 
@@ -167,6 +148,10 @@ def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
     if not math.isnan(calibration.drift):
         lines.append(("  like training rows", f"p = {calibration.drift:.2g} (leverages, Kolmogorov–Smirnov)"))
     return lines
+
+
+def _of_outputs(fits: Sequence[Fit], name: str) -> np.ndarray:
+    return np.concatenate([getattr(fit, name) for fit in fits])
 
 
 def _list(values: np.ndarray, form: str = "{:.4g}") -> str:

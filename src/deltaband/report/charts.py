@@ -26,7 +26,7 @@ class RowsPicture(NamedTuple):
 def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
     """Draw the observed coverage over the level, and the range that chance explains."""
     ticks = [(share, f"{100 * share:.0f} %") for share in (0, 0.2, 0.4, 0.6, 0.8, 1)]
-    axes = Axes.over((0, 1), (0, 1), "level asked for", "rows covered", ticks=ticks)
+    axes = Axes((0, 1), (0, 1), "level asked for", "rows covered", ticks=ticks)
     levels = np.array([0.0, *(each.level for each in curve), 1.0])
     low = np.array([0.0, *(each.chance_range.low for each in curve), 1.0])
     high = np.array([0.0, *(each.chance_range.high for each in curve), 1.0])
@@ -59,7 +59,7 @@ def sorted_by_width(output: OutputEvaluation, drawn: np.ndarray) -> RowsPicture:
     error = (output.y - mean)[drawn]
     shown = np.concatenate([low, high, error])
     inliers = without_outliers(shown)
-    axes = Axes.over(
+    axes = Axes(
         svg.axis_limits(np.array([1.0, len(order)]), margin=0.02),
         svg.axis_limits(inliers),
         "rows, from the narrowest interval to the widest",
@@ -80,7 +80,7 @@ def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> RowsPict
     error, width = np.abs(output.y - output.intervals.mean)[drawn], output.width[drawn]
     wide, high = without_outliers(width), without_outliers(error)
     constant = len(drawn) > 0 and np.ptp(width) <= 1e-5 * width.max()
-    axes = Axes.over(
+    axes = Axes(
         svg.axis_limits(wide, margin=0.04, zero=constant),
         svg.axis_limits(high, zero=True),
         "width of the interval",

@@ -83,8 +83,8 @@ class Coverage:
 
     @property
     def calibration_explains(self) -> bool:
-        """Whether other calibration rows, as many, could have led to the same deviation."""
-        if self.calibration_rows is None:
+        """Whether the verdict is a deviation, and other calibration rows, as many, could have led to it as well."""
+        if self.verdict == "as asked" or self.calibration_rows is None:
             return False
         low, high = chance_range(self.level, self.n, self.calibration_rows)
         return low <= self.share <= high

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..display.text import INFINITY, aligned, decimals, number
+from ..display.text import INFINITY, decimals, fixed, number
 from ..validation import described
 
 MISSING = "missing"
@@ -34,17 +34,13 @@ class Column:
         whole = len(finite) > 0 and bool((finite == np.round(finite)).all()) and np.abs(finite).max() < 1e12
         return 0 if whole else decimals(self.values)
 
-    @property
-    def is_text(self) -> bool:
-        return self.kind == "text"
-
     def format(self, value: Any) -> str:
         if value is None or value != value:
             return MISSING
         if self.kind == "text":
             return str(value)
         if self.kind == "number":
-            return aligned(float(value), self._decimals)
+            return fixed(float(value), self._decimals)
         moment = np.datetime64(int(value), "s")
         return str(moment.astype("datetime64[D]") if value % SECONDS_PER_DAY == 0 else moment).replace("T", " ")
 
@@ -66,7 +62,7 @@ def read_columns(columns: Mapping[str, Any] | None, n: int) -> dict[str, Column]
 
 def group_by_value(column: Column) -> list[Group]:
     """Group numbers by quantiles, from small to large; text, and few different numbers, by value."""
-    if column.is_text:
+    if column.kind == "text":
         return _group_categories(column)
     values = column.values
     infinite, missing = np.isinf(values), np.isnan(values)

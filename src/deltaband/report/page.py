@@ -7,18 +7,18 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..display.palette import style_sheet
 from ..display.svg import Markup, evenly_spaced, spectrum_picture
-from ..display.text import aligned, decimals, number, percent
+from ..display.text import decimals, fixed, number, percent
 from ..intervals import PredictionIntervals
 from ..results import level_name
 from ..validation import described
 from . import charts
-from .evaluation import Coverage, Evaluation, OutputEvaluation, evaluate
+from .evaluation import Evaluation, OutputEvaluation, evaluate
 from .groups import Column, Group, group_by_value, group_by_width, read_columns
 
 if TYPE_CHECKING:  # jinja2 is an extra, loaded when a page is rendered
@@ -27,32 +27,8 @@ if TYPE_CHECKING:  # jinja2 is an extra, loaded when a page is rendered
 MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL = 2_000, 6_000  # in the pictures of one output, and of all outputs
 MAX_DETAILED_OUTPUTS = 12  # outputs with their own section
 MAX_NAMED_GROUPS = 4  # groups with low coverage that are named above the pictures
-MAX_NAMED_OUTPUTS = 5  # outputs with low coverage that are named at the top
 MAX_TIP_COLUMNS = 6  # columns in the tooltip of a row
 N_WIDEST_ROWS = 25  # in the table of the widest intervals
-
-
-class VerdictText(NamedTuple):
-    style: str  # a class of page.css
-    badge: str
-    sentence: str
-
-
-VERDICTS = {
-    "as asked": VerdictText("good", "✓ as asked", "That is what was asked for, up to chance."),
-    "too low": VerdictText(
-        "bad",
-        "▼ too low",
-        "Fewer rows are covered than asked for, and chance does not explain it: the intervals are too narrow for "
-        "these rows.",
-    ),
-    "too high": VerdictText(
-        "wide",
-        "▲ more than asked",
-        "More rows are covered than asked for, and chance does not explain it: the intervals are wider than they need "
-        "to be.",
-    ),
-}
 
 
 def page(
@@ -98,7 +74,6 @@ def page(
     one_spectrum_each = len(band.fits_) == len(band.outputs_)
     text = template.render(
         title=title or "Prediction intervals",
-        lead=_lead(evaluation),
         evaluation=evaluation,
         detailed=detailed,
         joint_picture=charts.calibration_curve(evaluation.joint_curve, joint) if joint is not None else None,
@@ -159,7 +134,6 @@ def _template() -> Template:
         "script": Markup(script),
         # Only this style and this script take effect and nothing is fetched, whatever text the page contains.
         "policy": f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
-        "verdicts": VERDICTS,
     }
     return environment.get_template("page.html")
 
@@ -188,35 +162,6 @@ def _columns(given: Mapping[str, Any] | None, names: Sequence[str] | None, x: An
     return {**read_columns({name: features[:, k] for k, name in enumerate(names)}, n), **columns}
 
 
-def _lead(evaluation: Evaluation) -> str:
-    """Return the sentences below the title."""
-    outputs = evaluation.outputs
-    coverage = evaluation.joint_coverage or (outputs[0].coverage if len(outputs) == 1 else None)
-    if coverage is not None:
-        jointly = " in all outputs at once" if evaluation.joint_coverage is not None else ""
-        share, level = percent(coverage.share), level_name(coverage.level)
-        share_text = f"{share} of {coverage.n:,} rows lie in their {level} % interval{jointly}."
-        return f"{share_text} {VERDICTS[coverage.verdict].sentence}{_calibration_remark(coverage)}"
-    low = [output.name for output in outputs if output.coverage.verdict == "too low"]
-    named = ", ".join(low[:MAX_NAMED_OUTPUTS]) + (" and others" if len(low) > MAX_NAMED_OUTPUTS else "")
-    level = level_name(outputs[0].coverage.level)
-    return f"{len(outputs)} outputs, {evaluation.n_rows:,} rows, {level} % intervals. " + (
-        f"Covered less often than asked for: {named}."
-        if low
-        else "None is covered less often than asked for, up to chance."
-    )
-
-
-def _calibration_remark(coverage: Coverage) -> str:
-    """Explain a deviation by the number of calibration rows, where that is possible."""
-    if coverage.verdict == "as asked" or not coverage.calibration_explains:
-        return ""
-    return (
-        f" A calibration on {coverage.calibration_rows:,} rows may deviate by as much: calibrate on more rows for a "
-        "coverage closer to the level."
-    )
-
-
 def detailed_outputs(evaluation: Evaluation) -> list[OutputEvaluation]:
     """Return the outputs that have their own section: those with the coverage farthest from the level, in order."""
     by_deviation = sorted(evaluation.outputs, key=lambda each: -abs(each.coverage.share - each.coverage.level))
@@ -234,7 +179,7 @@ def _section(
     """Return the contents of the section of one output."""
     index = evaluation.outputs.index(output)
     drawn = drawn_rows(output, min(MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL // n_detailed))
-    units = partial(aligned, decimals=decimals(output.width))
+    units = partial(fixed, decimals=decimals(output.width))
     groups = [("width", group_by_width(output.width))]
     groups += [(name, group_by_value(column)) for name, column in columns.items()]
     return {
