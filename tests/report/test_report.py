@@ -1,6 +1,5 @@
 """What a report says: the numbers, the words, and that whatever it is given it stays a page of its own."""
 
-import datetime
 import json
 import re
 import subprocess
@@ -8,11 +7,8 @@ import sys
 from html.parser import HTMLParser
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from deltaband import (
@@ -26,8 +22,8 @@ from deltaband import (
     report,
 )
 from deltaband.display.palette import DARK, LIGHT
-from deltaband.display.svg import Axes, Markup, Scale, axis_limits, element, escape, join
-from deltaband.display.text import decimals, fixed, number, percent
+from deltaband.display.svg import Markup
+from deltaband.display.text import number
 from deltaband.report import charts
 from deltaband.report.evaluation import (
     CURVE_LEVELS,
@@ -37,9 +33,8 @@ from deltaband.report.evaluation import (
     clopper_pearson,
     evaluate,
 )
-from deltaband.report.groups import Column, group_by_value, group_by_width, read_columns
+from deltaband.report.groups import group_by_width
 from deltaband.report.page import _template, drawn_rows, thinning_remark
-from deltaband.results import level_name
 from tests.support.networks import mlp, regression
 
 HOSTILE = "</script><script>alert(1)</script>\"'&<b>"
@@ -147,21 +142,21 @@ def test_arrays_tensors_and_columns_of_targets_make_the_same_page(band, rows):
 
 
 @pytest.mark.parametrize(("covered", "n"), [(0, 10), (10, 10), (95, 100), (1, 3)])
-def test_the_likely_range_is_that_of_clopper_and_pearson(covered, n):
+def test_the_confidence_interval_is_that_of_clopper_and_pearson(covered, n):
     from scipy.stats import binomtest
 
     expected = binomtest(covered, n).proportion_ci(0.95, "exact")
     assert clopper_pearson(covered, n) == pytest.approx((expected.low, expected.high))
 
 
-def test_the_expected_range_holds_a_share_as_often_as_it_says():
+def test_the_chance_range_holds_a_share_as_often_as_it_says():
     rng = np.random.default_rng(0)
     low, high = chance_range(0.9, 200)
     shares = rng.binomial(200, 0.9, 4000) / 200
     assert 0.945 < np.mean((low <= shares) & (shares <= high)) < 0.98
 
 
-def test_the_expected_range_of_a_calibrated_band_knows_that_its_quantile_is_an_estimate():
+def test_the_chance_range_of_a_calibrated_band_knows_that_its_quantile_is_an_estimate():
     rng = np.random.default_rng(0)
     low, high = chance_range(0.9, 500, calibration_rows=50)
     quantile = np.sort(rng.uniform(size=(2000, 50)), axis=1)[:, 45]  # the ⌈51·0.9⌉-th
@@ -221,86 +216,12 @@ def test_intervals_that_are_too_narrow_are_said_to_be(band, rows):
 # --- groups
 
 
-def counts(groups):
-    return {group.name: len(group.rows) for group in groups}
-
-
-def test_numbers_are_broken_down_into_five_parts_of_as_many_rows():
-    groups = group_by_value(Column(np.arange(100.0)))
-    assert counts(groups) == {"0 to 19": 20, "20 to 39": 20, "40 to 59": 20, "60 to 79": 20, "80 to 99": 20}
-
-
-def test_few_different_numbers_and_texts_are_broken_down_group_by_value():
-    assert counts(group_by_value(Column(np.array([2.0, 1.0, 2.0])))) == {"1": 1, "2": 2}
-    columns = read_columns({"a": ["x", "y", "x", None], "b": [True, False, True, True]}, 4)
-    assert counts(group_by_value(columns["a"])) == {"x": 2, "missing": 1, "y": 1}
-    assert counts(group_by_value(columns["b"])) == {"True": 3, "False": 1}
-
-
-def test_of_many_texts_the_rare_ones_share_a_group():
-    column = read_columns({"a": ["often"] * 5 + [str(k) for k in range(30)]}, 35)["a"]
-    groups = group_by_value(column)
-    assert len(groups) == 10
-    assert groups[0].name == "often"
-    assert groups[-1].name == "22 others"
-    assert len(groups[-1].rows) == 22
-
-
-@given(
-    st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=60)
-    | st.lists(st.none() | st.text(max_size=3), min_size=1, max_size=60)
-    | st.lists(st.integers(-(10**20), 10**20), min_size=1, max_size=60)
-)
-def test_each_row_is_in_one_group(values):
-    groups = group_by_value(read_columns({"a": values}, len(values))["a"])
-    assert sorted(row for group in groups for row in group.rows) == list(range(len(values)))
-    assert all(len(group.rows) for group in groups)
-
-
-@given(st.lists(st.floats(0, 1e6) | st.just(np.inf), min_size=1, max_size=60))
-def test_each_row_is_in_one_group_of_widths(values):
-    groups = group_by_width(np.array(values))
-    assert sorted(row for group in groups for row in group.rows) == list(range(len(values)))
-
-
-def test_equal_widths_are_one_group():
-    assert counts(group_by_width(np.full(30, 2.0) + 1e-7 * np.arange(30))) == {"all 2.000": 30}
-
-
-def test_columns_may_come_from_pandas_and_hold_dates_and_gaps():
-    frame = pd.DataFrame(
-        {
-            "when": pd.date_range("2024-01-01", periods=20),
-            "text": pd.array(["a", None] * 10, dtype="string"),
-            "whole": pd.array([1, None] * 10, dtype="Int64"),
-            "kind": pd.Categorical(["x", "y"] * 10),
-        }
-    )
-    columns = read_columns(frame, 20)
-    assert group_by_value(columns["when"])[0].name == "2024-01-01 to 2024-01-04"
-    assert counts(group_by_value(columns["text"])) == {"a": 10, "missing": 10}
-    assert counts(group_by_value(columns["whole"])) == {"1": 10, "missing": 10}
-    assert counts(group_by_value(columns["kind"])) == {"x": 10, "y": 10}
-    days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=k) for k in range(20)]
-    assert group_by_value(read_columns({"a": days}, 20)["a"])[0].name == "2024-01-01 to 2024-01-04"
-    moments = [datetime.datetime(2024, 1, 1, 12, k, tzinfo=datetime.UTC) for k in range(2)]
-    assert counts(group_by_value(read_columns({"a": moments}, 2)["a"])) == {
-        "2024-01-01 12:00:00+00:00": 1,
-        "2024-01-01 12:01:00+00:00": 1,
-    }
-
-
 def test_where_all_rows_are_covered_too_rarely_only_groups_that_stand_out_are_named(band, rows):
     X, y = rows[0][NEW], rows[1][NEW].clone()
     y[::2] += 5
     page = words(report.page(band, X, y, columns={"site": ["north", "north", "south", "south"] * 60}))
     assert "Fewer rows are covered than asked for" in page
     assert "Covered less often than asked for" not in page
-
-
-def test_widths_that_hardly_differ_have_names_that_do():
-    names = [group.name for group in group_by_width(np.linspace(1.0001, 1.0009, 50))]
-    assert len(set(names)) == 5
 
 
 def test_a_column_may_have_the_name_of_something_of_ours(band, rows):
@@ -344,8 +265,8 @@ def test_all_text_is_escaped(several, rows):
         rows[0][NEW],
         Y[NEW],
         columns={HOSTILE: [HOSTILE] * 240, "lone \ud800": ["\ud800", *["x"] * 239]},
-        outputs=["a", HOSTILE, "c"],
-        title=HOSTILE,
+        outputs=["a", Markup(HOSTILE), "c"],  # also where a template engine would trust it
+        title=Markup(HOSTILE),
         settings={HOSTILE: HOSTILE},
     )
     page.encode("utf-8")
@@ -450,7 +371,7 @@ def test_infinite_intervals_have_a_page(band, monkeypatch):
     for picture in (charts.sorted_by_width(output, drawn).picture, charts.width_against_error(output, drawn).picture):
         assert "nan" not in picture
         assert "inf" not in picture
-    assert counts(group_by_width(output.width))["∞"] == 20
+    assert {group.name: len(group.rows) for group in group_by_width(output.width)}["∞"] == 20
     everything = OutputEvaluation(
         "prediction", y, Intervals(y, np.full(n, -np.inf), upper, 0.95), coverage, (coverage,)
     )
@@ -560,7 +481,7 @@ def test_the_rows_drawn_are_few_and_misses_among_them(n):
     assert widest in drawn or output.missed[widest]
 
 
-def test_a_million_rows_make_a_page_of_less_than_two_megabytes(monkeypatch, band, rows):
+def test_a_million_rows_make_a_page_of_less_than_a_megabyte(monkeypatch, band, rows):
     n = 1_000_000
     output = many(n)
 
@@ -667,88 +588,6 @@ def test_pages_notebooks_and_figures_have_one_palette(band, rows):
     for name in ("blue", "vermillion"):
         assert f"var(--{name}, {LIGHT[name]})" in band._repr_html_()
     assert (LIGHT["blue"], LIGHT["vermillion"], LIGHT["grey"]) == (plots.BLUE, plots.VERMILLION, plots.GREY)
-
-
-# --- what pages are made of
-
-
-@given(st.text())
-def test_what_is_escaped_comes_back_as_it_was(text):
-    assert not {"<", ">", '"', "'"} & set(escape(text))
-
-    class Read(HTMLParser):
-        found = ""
-
-        def handle_data(self, data):
-            self.found += data
-
-    reader = Read()
-    reader.feed(element("p", text))
-    reader.close()
-    assert reader.found == text
-
-
-def test_markup_is_not_escaped_twice():
-    assert element("p", "a < b", element("b", "&")) == "<p>a &lt; b<b>&amp;</b></p>"
-    assert join(["<", Markup("<br>")]) == "&lt;<br>"
-    assert element("circle", cx=1, data_tip='"', r=None, hidden=True) == '<circle cx="1" data-tip="&quot;" hidden/>'
-
-
-def test_numbers_are_written_as_people_read_them():
-    assert [number(v) for v in (0, 1.23456, -12345.6, 0.0012345, 1e-9, -2e12, np.inf, -np.inf, np.nan)] == [
-        "0.000", "1.235", "−12,346", "0.001234", "1.000e−09", "−2.000e+12", "∞", "−∞", "–",
-    ]  # fmt: skip
-    assert [fixed(v, 2) for v in (-0.001, -1.005, 1234.5)] == ["0.00", "−1.00", "1,234.50"]
-    assert [percent(v) for v in (0.0, 0.0001, 0.95, 0.9999, 1.0)] == [
-        "0.0 %",
-        "< 0.1 %",
-        "95.0 %",
-        "> 99.9 %",
-        "100.0 %",
-    ]
-    assert [level_name(v) for v in (0.95, 0.999, 0.6827, 0.1 + 0.2)] == ["95", "99.9", "68.27", "30"]
-    assert [decimals(np.array(v)) for v in ([1.5, 2.5], [0.01], [1234.0], [0.0], [1e-9])] == [2, 4, 0, 2, None]
-
-
-@given(
-    st.floats(-1e12, 1e12).filter(lambda v: v == 0 or abs(v) > 1e-9),
-    st.floats(1e-6, 1e9),
-    st.integers(2, 9),
-)
-def test_ticks_are_few_round_and_within_the_axis(low, span, about):
-    high = low + span * max(1.0, abs(low) * 1e-6)
-    ticks = Scale(low, high, 0, 100).ticks(about)
-    room = 1e-6 * (high - low)
-    assert all(low - room <= value <= high + room for value, _ in ticks)
-    assert len(ticks) <= about + 1
-
-
-def test_ticks_are_the_round_numbers_one_expects():
-    assert [text for _, text in Scale(-1.3, 4.8, 0, 100).ticks(5)] == ["0", "2", "4"]
-    assert [text for _, text in Scale(0, 12, 0, 100).ticks(5)] == ["0.0", "2.5", "5.0", "7.5", "10.0"]
-    assert [text for _, text in Scale(0, 1, 0, 100).ticks(5)] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
-    assert [text for _, text in Scale(0, 5000, 0, 100).ticks(5)] == ["0", "1,000", "2,000", "3,000", "4,000", "5,000"]
-    assert [text for _, text in Scale(0.02, 500, 0, 100, log=True).ticks(9)] == ["10⁻¹", "1", "10", "10²"]
-
-
-def test_a_scale_puts_what_is_outside_at_its_edge():
-    scale = Scale(0, 10, 100, 0)
-    assert scale(np.array([-5, 0, 5, 10, 99])).tolist() == [100, 100, 50, 0, 0]
-
-
-@given(st.lists(st.floats(-1e9, 1e9), max_size=20))
-def test_limits_hold_all_numbers_and_are_an_interval(values):
-    low, high = axis_limits(np.array(values))
-    assert low < high
-    assert all(low <= value <= high for value in values)
-    start, _ = axis_limits(np.array(values), zero=True)
-    assert start <= 0
-
-
-def test_an_axis_of_equal_numbers_can_be_drawn():
-    axes = Axes(axis_limits(np.array([3.0, 3.0])), axis_limits(np.zeros(2)))
-    assert np.isfinite(axes.x(3.0))
-    assert np.isfinite(axes.y(0.0))
 
 
 def test_a_few_far_away_do_not_flatten_all_others():

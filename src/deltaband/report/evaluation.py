@@ -171,6 +171,7 @@ def evaluate(band: PredictionIntervals, x: Any, y: Any, level: float, names: Seq
         raise ValueError("a report needs at least one row, got none")
     if names is None:
         names = [f"output {o}" for o in chosen] if len(chosen) > 1 else ["prediction"]
+    names = [str(name) for name in names]
     if len(names) != len(chosen):
         raise ValueError(f"the band has {len(chosen)} outputs, but {len(names)} names were given")
 

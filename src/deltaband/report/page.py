@@ -73,7 +73,7 @@ def page(
     detailed, joint = detailed_outputs(evaluation), evaluation.joint_coverage
     one_spectrum_each = len(band.fits_) == len(band.outputs_)
     text = template.render(
-        title=title or "Prediction intervals",
+        title=str(title or "Prediction intervals"),
         evaluation=evaluation,
         detailed=detailed,
         joint_picture=charts.calibration_curve(evaluation.joint_curve, joint) if joint is not None else None,
