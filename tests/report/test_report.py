@@ -30,7 +30,6 @@ from deltaband.report.evaluation import (
     Coverage,
     OutputEvaluation,
     chance_range,
-    clopper_pearson,
     evaluate,
 )
 from deltaband.report.groups import group_by_width
@@ -146,7 +145,7 @@ def test_the_confidence_interval_is_that_of_clopper_and_pearson(covered, n):
     from scipy.stats import binomtest
 
     expected = binomtest(covered, n).proportion_ci(0.95, "exact")
-    assert clopper_pearson(covered, n) == pytest.approx((expected.low, expected.high))
+    assert Coverage(0.9, covered, n).confidence_interval == pytest.approx((expected.low, expected.high))
 
 
 def test_the_chance_range_holds_a_share_as_often_as_it_says():

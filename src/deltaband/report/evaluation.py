@@ -31,16 +31,6 @@ class Range(NamedTuple):
     high: float
 
 
-def clopper_pearson(covered: int, n: int) -> Range:
-    """Return the confidence interval of Clopper and Pearson for the coverage, given how many of n rows are covered."""
-    from scipy.special import betaincinv
-
-    alpha = (1 - CONFIDENCE) / 2
-    low = betaincinv(covered, n - covered + 1, alpha) if covered > 0 else 0.0
-    high = betaincinv(covered + 1, n - covered, 1 - alpha) if covered < n else 1.0
-    return Range(float(low), float(high))
-
-
 def chance_range(level: float, n: int, calibration_rows: int | None = None, n_groups: int = 1) -> Range:
     """Return where the covered share of n rows lies, up to chance, if the coverage equals the level.
 
@@ -75,7 +65,13 @@ class Coverage:
 
     @property
     def confidence_interval(self) -> Range:
-        return clopper_pearson(self.covered, self.n)
+        """The interval of Clopper and Pearson for the coverage."""
+        from scipy.special import betaincinv
+
+        alpha, missed = (1 - CONFIDENCE) / 2, self.n - self.covered
+        low = betaincinv(self.covered, missed + 1, alpha) if self.covered else 0.0
+        high = betaincinv(self.covered + 1, missed, 1 - alpha) if missed else 1.0
+        return Range(float(low), float(high))
 
     @cached_property
     def chance_range(self) -> Range:

@@ -119,13 +119,8 @@ def _template() -> Template:
     folder = Path(__file__).parent
     style = style_sheet() + (folder / "page.css").read_text(encoding="utf-8")
     script = (folder / "page.js").read_text(encoding="utf-8")
-    environment = Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
     environment.filters |= {"percent": percent, "number": number, "level": level_name, "count": "{:,}".format}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.globals |= {
@@ -244,9 +239,8 @@ def _group_rows(output: OutputEvaluation, groups: Sequence[Group]) -> list[dict[
         off = coverage.verdict == "too low" and output.has_own_level
         whisker = charts.coverage_whisker(coverage, low, off)
         mean_width = float(output.width[group.rows].mean())
-        rows.append(
-            {"name": group.name, "coverage": coverage, "off": off, "whisker": whisker, "mean_width": mean_width}
-        )
+        row = {"name": group.name, "coverage": coverage, "off": off, "whisker": whisker, "mean_width": mean_width}
+        rows.append(row)
     return rows
 
 
