@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from .calibration.calibrate import calibrated
-from .calibration.conformal import SEEN, Calibration, Side
+from .calibration.conformal import Calibration, Side
 from .damping import Damping
 from .data.batches import targets as read_targets
 from .data.inputs import Inputs
-from .data.row_record import pair_hashes, share_by_chance
+from .data.row_record import pair_hashes
 from .display.text import Line, format_summary, regression_summary
 from .engines import Covariance, Engine
 from .errors import warn
@@ -35,7 +35,6 @@ from .validation import whole_numbers
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
 
-ROWS_PER_HASHING = 2**16
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to take in
 
 
@@ -399,14 +398,10 @@ class PredictionIntervals(Band):
             y: Their targets, in the units that `fit` takes.
 
         Returns:
-            A number from 0 to 1; 0 where repetitions among the training rows explain it.
+            A number from 0 to 1.
         """
-        inputs, targets, seen = Inputs.of(x), read_targets(y), self._fitted()[0].seen
-        parts = (slice(start, start + ROWS_PER_HASHING) for start in range(0, len(inputs), ROWS_PER_HASHING))
-        network = self._network()
-        hashes = [pair_hashes(network.prepare(inputs[part]), targets[part]) for part in parts]
-        share = seen.share(np.concatenate(hashes))
-        return share if share > share_by_chance(seen.repeated, len(inputs)) + SEEN else 0.0
+        hashes = pair_hashes(self._network().prepare(Inputs.of(x)), read_targets(y))
+        return self._fitted()[0].seen.share(hashes)
 
     # --- what a file holds
 

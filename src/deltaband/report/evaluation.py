@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from .. import metrics
-from ..calibration.conformal import AllOutputs
+from ..calibration.conformal import SEEN, AllOutputs
 from ..data.batches import check_pair
+from ..data.batches import targets as read_targets
 from ..data.inputs import Inputs
+from ..data.row_record import share_by_chance
 from ..intervals import PredictionIntervals
 from ..results import Intervals, parse_levels
 from ..validation import check_finite
@@ -197,8 +199,15 @@ def evaluate(band: PredictionIntervals, x: Any, y: Any, level: float, names: Seq
         joint_curve[at] if joint else None,
         joint_curve,
         tuple(each for each in wanted if each not in levels),
-        band.share_seen_in_training(inputs, y),
+        _share_seen_in_training(band, inputs, read_targets(y)),
     )
+
+
+def _share_seen_in_training(band: PredictionIntervals, x: Inputs, y: torch.Tensor) -> float:
+    """Return the share of rows that were training rows; 0 where repetitions among the training rows explain it."""
+    chunks = [slice(start, start + ROWS_PER_CHUNK) for start in range(0, len(x), ROWS_PER_CHUNK)]
+    share = sum(len(x[chunk]) * band.share_seen_in_training(x[chunk], y[chunk]) for chunk in chunks) / len(x)
+    return share if share > share_by_chance(band.fits_[0].seen.repeated, len(x)) + SEEN else 0.0
 
 
 def _predict(
