@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deltaband.display.svg import Axes, Markup, Scale, axis_limits, element, escape, join
@@ -58,6 +58,7 @@ def test_a_scale_puts_what_is_outside_at_its_edge():
 
 
 @given(st.lists(st.floats(-1e9, 1e9), max_size=20))
+@example([5e-324])
 def test_limits_hold_all_numbers_and_are_an_interval(values):
     low, high = axis_limits(np.array(values))
     assert low < high

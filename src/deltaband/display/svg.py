@@ -106,9 +106,9 @@ def axis_limits(values: np.ndarray, *, margin: float = 0.05, zero: bool = False)
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     if zero:
         low = min(low, 0.0)
-    span = high - low
-    if span <= 1e-9 * max(abs(low), abs(high)):
-        span = abs(high) or 1.0
+    span, size = high - low, max(abs(low), abs(high))
+    if span <= 1e-9 * size or size < 1e-300:  # equal up to rounding, or too small to add a margin to
+        span = 1.0 if size < 1e-300 else abs(high)
     return (low if zero and low == 0.0 else low - margin * span), high + margin * span
 
 
