@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from . import storage
 from .calibration.calibrate import Calibration
-from .display import notebook
-from .display.markup import element
-from .display.summary import describe, describe_classes, screen
+from .display.notebook import summary_html
+from .display.svg import element
+from .display.text import classification_summary, format_summary, regression_summary
 from .engines import Covariance, Engine, Plan, Spectrum
 from .errors import NotFittedError, warn
 from .fitting import accuracy, driver
@@ -285,7 +285,7 @@ class Estimator:
 
     def summary(self) -> str:
         """Return what was fitted, as a text of one screen."""
-        return screen(type(self).__name__, self.summary_lines())
+        return format_summary(type(self).__name__, self.summary_lines())
 
     def summary_lines(self) -> list[tuple[str, str]]:
         """Return the lines of the summary.
@@ -296,8 +296,8 @@ class Estimator:
         spec, fits = self.spec, self.fits_
         if isinstance(spec.task, Classification):
             accuracies = spec.task.accuracies(fits)
-            return describe_classes(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
-        return describe(spec.model, fits, spec.damping, self._calibration)
+            return classification_summary(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
+        return regression_summary(spec.model, fits, spec.damping, self._calibration)
 
     def __repr__(self) -> str:
         if self._fits or self._partial:
@@ -310,7 +310,7 @@ class Estimator:
         if not (self._fits or self._partial):
             return element("p", repr(self))
         damping = self.fits_[0].covariance.damping
-        return notebook.summary(type(self).__name__, self.summary_lines(), self.fits_[0].quick_spectrum(), damping)
+        return summary_html(type(self).__name__, self.summary_lines(), self.fits_[0].quick_spectrum(), damping)
 
     # --- files
 

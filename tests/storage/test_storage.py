@@ -449,7 +449,7 @@ def exchange(what, by):
         exchange('"n_rows"', '"rows"'),
         exchange('"class": "Fit"', '"class": "Tail"'),
         exchange('"array"', '"anything"'),
-        exchange('"held"', '"kept"'),
+        exchange('"fits"', '"kept"'),
         lambda metadata, tensors: metadata.update(tree="{"),
         lambda metadata, tensors: metadata.update(tree="[]"),
         lambda metadata, tensors: metadata.update(band="{}"),
