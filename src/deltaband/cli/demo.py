@@ -1,35 +1,67 @@
-"""A tour of deltaband in a minute: `deltaband demo`, or `python -m deltaband.demo [--out DIR]`.
-
-Two networks are trained, three engines put intervals around their predictions, and two pictures are saved.
-"""
+"""A tour of deltaband in a minute: the command `deltaband demo`."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
+import typer
 from torch import nn
 
-from . import metrics, plots
-from .engines import Engine, Exact, ImportantDirections, RobustFrequentDirections
-from .intervals import PredictionIntervals
+from .. import metrics, plots
+from ..engines import Engine, Exact, ImportantDirections, RobustFrequentDirections
+from ..intervals import PredictionIntervals
+from . import options
+from .errors import Refusal
+from .output import print_result
 
-STEPS = 3000
-ROW = "{:<10} {:<34} {:>6} {:>6} {:>6} {:>8} {:>6} {:>8}"
-METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
-HEADER = ("data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds")
+TRAINING_STEPS = 3000
+LINE = "{:<10} {:<34} {:>6.3f} {:>6.3f} {:>6.3f} {:>8.3f} {:>6.1f} {:>8.2f}"
+HEADER = "{:<10} {:<34} {:>6} {:>6} {:>6} {:>8} {:>6} {:>8}".format(
+    "data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds"
+)
 
 
-class Line(NamedTuple):
-    """How an engine does on a problem."""
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pictures.")] = Path("demo-output"),
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps of each network.")] = TRAINING_STEPS,
+    as_json: options.Json = False,
+) -> None:
+    """Take a tour in a minute.
+
+    Two networks are trained, three engines put intervals around their predictions, and two pictures are saved.
+
+    \b
+    Example:
+      deltaband demo --out pictures
+    """
+    if missing := [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]:
+        raise Refusal(f"missing {' and '.join(missing)}: pip install 'deltaband[plots,sklearn]'")
+    out.mkdir(parents=True, exist_ok=True)
+    pictures, scores = [out / "gap.png", out / "diabetes.png"], []
+    if not as_json:
+        print(HEADER)
+    with _one_thread():
+        for make, draw, path in zip((gap, diabetes), (_draw_gap, _draw_diabetes), pictures, strict=True):
+            problem = make(steps)
+            # The picture comes first, so that no engine's seconds include the warming up of torch.
+            draw(problem, path)
+            for score in compare(problem):
+                scores.append(score._asdict())
+                if not as_json:
+                    print(LINE.format(*score), flush=True)
+    print_result({"results": scores, "pictures": pictures}, f"\nsaved {' and '.join(map(str, pictures))}", as_json)
+
+
+class Score(NamedTuple):
+    """The quality of one engine on one problem."""
 
     data: str
     engine: str
@@ -40,13 +72,9 @@ class Line(NamedTuple):
     effective_parameters: float
     seconds: float
 
-    def __str__(self) -> str:
-        scores = [f"{score:.3f}" for score in self[2:6]]
-        return ROW.format(self.data, self.engine, *scores, f"{self.effective_parameters:.1f}", f"{self.seconds:.2f}")
-
 
 class Problem(NamedTuple):
-    """A trained network, what it was trained on, and rows it has not seen."""
+    """A trained network, its training rows, and rows that it was not trained on."""
 
     name: str
     model: nn.Module
@@ -58,7 +86,7 @@ class Problem(NamedTuple):
     y_test: np.ndarray
 
     def fit(self, engine: Engine) -> PredictionIntervals:
-        # the mean of squares with Adam's weight_decay is what `weight_decay=` stands for
+        # the loss was the mean of squares, which `weight_decay=` refers to by default
         band = PredictionIntervals(self.model, weight_decay=self.weight_decay, engine=engine)
         return band.fit(self.x, self.y, progress=False)
 
@@ -67,10 +95,10 @@ def wave(x: np.ndarray) -> np.ndarray:
     return np.sin(1.6 * x)
 
 
-def gap(steps: int = STEPS) -> Problem:
-    """A noisy wave, seen on both sides of a gap: between −1 and 1 there are no rows at all.
+def gap(steps: int = TRAINING_STEPS) -> Problem:
+    """Train on a noisy wave that has no rows between −1 and 1.
 
-    Smooth units and a small weight decay leave the network free in the gap, and the band says so.
+    Smooth units and a small weight decay leave the network free in the gap, and the band shows it.
     """
     rng = np.random.default_rng(0)
 
@@ -83,8 +111,8 @@ def gap(steps: int = STEPS) -> Problem:
     return Problem("gap", model, 1e-4, 20, x, y, *draw(1000))
 
 
-def diabetes(steps: int = STEPS) -> Problem:
-    """scikit-learn's diabetes data: 442 patients, ten measurements, the progression a year later."""
+def diabetes(steps: int = TRAINING_STEPS) -> Problem:
+    """Train on scikit-learn's diabetes data: 442 patients, ten measurements, the progression a year later."""
     from sklearn.datasets import load_diabetes
 
     x, y = load_diabetes(return_X_y=True)
@@ -92,24 +120,25 @@ def diabetes(steps: int = STEPS) -> Problem:
     train, test = order[:331], order[331:]
     x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
     y = (y - y[train].mean()) / y[train].std()
-    # With so much noise, a tenth of this decay would leave p* ≈ n: nothing to estimate the noise from.
+    # With so much noise, a tenth of this decay would leave p* ≈ n: no degrees of freedom to estimate the noise.
     model = _train(nn.LeakyReLU, (10, 50, 50, 1), x[train], y[train], weight_decay=0.1, steps=steps)
     return Problem("diabetes", model, 0.1, 100, x[train], y[train], x[test], y[test])
 
 
-def compare(problem: Problem) -> Iterator[Line]:
-    """A line for each engine, judged on the rows that training has not seen."""
+def compare(problem: Problem) -> Iterator[Score]:
+    """Yield the score of each engine on the test rows."""
+    measures = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
     for engine in (Exact(), ImportantDirections(problem.rank), RobustFrequentDirections(problem.rank)):
         start = time.perf_counter()
         band = problem.fit(engine)
         intervals = band.predict(problem.x_test)
         seconds = time.perf_counter() - start
-        coverage, width, r, score = (float(metric(problem.y_test, intervals)) for metric in METRICS)
+        coverage, width, r, score = (float(measure(problem.y_test, intervals)) for measure in measures)
         p_star = float(band.effective_parameters_)
-        yield Line(problem.name, repr(engine), coverage, width, r, score, p_star, seconds)
+        yield Score(problem.name, repr(engine), coverage, width, r, score, p_star, seconds)
 
 
-def draw_gap(problem: Problem, path: Path) -> None:
+def _draw_gap(problem: Problem, path: Path) -> None:
     from matplotlib.figure import Figure
 
     grid = np.linspace(-3.5, 3.5, 401)
@@ -123,7 +152,7 @@ def draw_gap(problem: Problem, path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
-def draw_diabetes(problem: Problem, path: Path) -> None:
+def _draw_diabetes(problem: Problem, path: Path) -> None:
     from matplotlib.figure import Figure
 
     exact, sketch = problem.fit(Exact()), problem.fit(ImportantDirections(problem.rank))
@@ -134,47 +163,9 @@ def draw_diabetes(problem: Problem, path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
-def missing() -> str | None:
-    """What has to be installed for it."""
-    names = [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]
-    return f"no {' and no '.join(names)}: pip install 'deltaband[plots,sklearn]'" if names else None
-
-
-def pictures(out: Path) -> list[Path]:
-    return [out / "gap.png", out / "diabetes.png"]
-
-
-def run(out: Path, steps: int = STEPS) -> Iterator[Line]:
-    """The lines of the table as they come, and the pictures into the folder `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    with _one_thread():
-        for make, draw, path in zip((gap, diabetes), (draw_gap, draw_diabetes), pictures(out), strict=True):
-            problem = make(steps)
-            # The picture comes first, so that no engine's seconds are those of torch warming up.
-            draw(problem, path)
-            yield from compare(problem)
-
-
-def show(out: Path, steps: int = STEPS) -> None:
-    print(ROW.format(*HEADER))
-    for line in run(out, steps):
-        print(line, flush=True)
-    print(f"\nsaved {' and '.join(map(str, pictures(out)))}")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m deltaband.demo", description="A tour of deltaband in a minute.")
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), metavar="DIR", help="where the pictures go")
-    parser.add_argument("--steps", type=int, default=STEPS, help="training steps of each network (%(default)s)")
-    options = parser.parse_args(arguments)
-    if problem := missing():
-        parser.error(problem)
-    show(options.out, options.steps)
-
-
 def _one_thread() -> AbstractContextManager[object]:
-    """Matrices this small gain nothing from a second core, and lose minutes where it is busy with something else."""
-    # scikit-learn brings threadpoolctl, which limits what is loaded by now: hence SciPy.
+    """Use one thread: matrices this small gain nothing from a second core, and lose minutes where it is busy."""
+    # scikit-learn installs threadpoolctl, which limits the libraries that are loaded by now: hence SciPy.
     import scipy.linalg  # noqa: F401
     from threadpoolctl import threadpool_limits
 
@@ -184,7 +175,7 @@ def _one_thread() -> AbstractContextManager[object]:
 def _train(
     activation: type[nn.Module], sizes: tuple[int, ...], x: np.ndarray, y: np.ndarray, weight_decay: float, steps: int
 ) -> nn.Module:
-    """Full batches, float64, and a learning rate that decays to zero: the formula is about a minimum."""
+    """Train in full batches, in float64, with a learning rate that decays to zero: the formula assumes a minimum."""
     torch.manual_seed(0)
     layers = itertools.chain.from_iterable((nn.Linear(a, b), activation()) for a, b in itertools.pairwise(sizes))
     model = nn.Sequential(*layers)[:-1].double()
@@ -198,7 +189,3 @@ def _train(
         optimiser.step()
         schedule.step()
     return model
-
-
-if __name__ == "__main__":
-    main()
