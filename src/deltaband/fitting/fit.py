@@ -11,6 +11,7 @@ import torch
 from ..calibration.conformal import PRIOR_RELATIVE_DAMPING, Side
 from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine
+from ..errors import FormulaMessage
 from ..network.layers.hooks import Layers
 from .accuracy import TOLERABLE, ErrorReport
 
@@ -93,16 +94,20 @@ class Fit:
         nu = float(self.degrees_of_freedom.min())  # of the output that has fewest
         n, p_star = self.n_rows, self.n_rows - nu
         missed = self.covariance.missed_parameters
-        messages = []
+        messages: list[str] = []
         if nu <= 0:
             messages.append(
-                f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
+                FormulaMessage(
+                    f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
+                )
             )
         elif p_star > n / 2 or nu < 10:
             messages.append(
-                f"the network has p* = {p_star:.1f} effective parameters for n = {n} rows: the formula is unreliable "
-                "here (often far too wide); calibrate on held-out data, or raise the damping if the network was "
-                "trained with more regularisation"
+                FormulaMessage(
+                    f"the network has p* = {p_star:.1f} effective parameters for n = {n} rows: the formula is "
+                    "unreliable here (often far too wide); calibrate on held-out data, or raise the damping if the "
+                    "network was trained with more regularisation"
+                )
             )
         if self.error is not None:
             if self.error.width > TOLERABLE:
