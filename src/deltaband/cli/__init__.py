@@ -7,7 +7,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
 
 from ..errors import DeltabandWarning
 from .errors import Refusal
@@ -35,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = lambda message, *_, **__: print(
+                f"deltaband: warning: {' '.join(str(message).split())}", file=sys.stderr
+            )
             warnings.simplefilter("default", DeltabandWarning)
             warnings.simplefilter("ignore", FutureWarning)  # torch's, for its own developers
             return run(words)
@@ -46,12 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         return _fail(one_line(error), error.code if isinstance(error, Refusal) else 1)
-
-
-def _show_warning(
-    message: Warning | str, category: type, filename: str, lineno: int, file: TextIO | None = None, line: object = None
-) -> None:
-    print(f"deltaband: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> int:

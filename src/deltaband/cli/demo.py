@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +19,11 @@ from ..engines import Engine, Exact, ImportantDirections, RobustFrequentDirectio
 from ..intervals import PredictionIntervals
 from . import options
 from .errors import Refusal
-from .output import print_result
+from .output import format_table, print_result
 
 TRAINING_STEPS = 3000
-LINE = "{:<10} {:<34} {:>6.3f} {:>6.3f} {:>6.3f} {:>8.3f} {:>6.1f} {:>8.2f}"
-HEADER = "{:<10} {:<34} {:>6} {:>6} {:>6} {:>8} {:>6} {:>8}".format(
-    "data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds"
-)
+METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
+HEADER = ("data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds")  # of the table
 
 
 def demo(
@@ -46,31 +43,14 @@ def demo(
         raise Refusal(f"missing {' and '.join(missing)}: pip install 'deltaband[plots,sklearn]'")
     out.mkdir(parents=True, exist_ok=True)
     pictures, scores = [out / "gap.png", out / "diabetes.png"], []
-    if not as_json:
-        print(HEADER)
     with _one_thread():
         for make, draw, path in zip((gap, diabetes), (_draw_gap, _draw_diabetes), pictures, strict=True):
             problem = make(steps)
-            # The picture comes first, so that no engine's seconds include the warming up of torch.
-            draw(problem, path)
-            for score in compare(problem):
-                scores.append(score._asdict())
-                if not as_json:
-                    print(LINE.format(*score), flush=True)
-    print_result({"results": scores, "pictures": pictures}, f"\nsaved {' and '.join(map(str, pictures))}", as_json)
-
-
-class Score(NamedTuple):
-    """The quality of one engine on one problem."""
-
-    data: str
-    engine: str
-    coverage: float
-    width: float
-    width_error_correlation: float
-    interval_score: float
-    effective_parameters: float
-    seconds: float
+            draw(problem, path)  # before the engines are timed: torch has warmed up then
+            scores += compare(problem)
+    table = format_table([dict(zip(HEADER, score.values(), strict=True)) for score in scores])
+    text = f"{table}\n\nsaved {' and '.join(map(str, pictures))}"
+    print_result({"results": scores, "pictures": pictures}, text, as_json)
 
 
 class Problem(NamedTuple):
@@ -91,10 +71,6 @@ class Problem(NamedTuple):
         return band.fit(self.x, self.y, progress=False)
 
 
-def wave(x: np.ndarray) -> np.ndarray:
-    return np.sin(1.6 * x)
-
-
 def gap(steps: int = TRAINING_STEPS) -> Problem:
     """Train on a noisy wave that has no rows between −1 and 1.
 
@@ -104,7 +80,7 @@ def gap(steps: int = TRAINING_STEPS) -> Problem:
 
     def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
         x = rng.uniform(1, 3, n) * rng.choice([-1, 1], n)
-        return x[:, None], wave(x) + 0.15 * rng.standard_normal(n)
+        return x[:, None], np.sin(1.6 * x) + 0.15 * rng.standard_normal(n)
 
     x, y = draw(160)
     model = _train(nn.Tanh, (1, 20, 20, 1), x, y, weight_decay=1e-4, steps=steps)
@@ -125,17 +101,18 @@ def diabetes(steps: int = TRAINING_STEPS) -> Problem:
     return Problem("diabetes", model, 0.1, 100, x[train], y[train], x[test], y[test])
 
 
-def compare(problem: Problem) -> Iterator[Score]:
-    """Yield the score of each engine on the test rows."""
-    measures = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
+def compare(problem: Problem) -> list[dict[str, Any]]:
+    """Return the scores of three engines on the test rows."""
+    scores = []
     for engine in (Exact(), ImportantDirections(problem.rank), RobustFrequentDirections(problem.rank)):
         start = time.perf_counter()
         band = problem.fit(engine)
         intervals = band.predict(problem.x_test)
         seconds = time.perf_counter() - start
-        coverage, width, r, score = (float(measure(problem.y_test, intervals)) for measure in measures)
-        p_star = float(band.effective_parameters_)
-        yield Score(problem.name, repr(engine), coverage, width, r, score, p_star, seconds)
+        measured = {metric.__name__: metric(problem.y_test, intervals) for metric in METRICS}
+        score = {"data": problem.name, "engine": repr(engine), **measured}
+        scores.append({**score, "effective_parameters": band.effective_parameters_, "seconds": seconds})
+    return scores
 
 
 def _draw_gap(problem: Problem, path: Path) -> None:
@@ -145,7 +122,7 @@ def _draw_gap(problem: Problem, path: Path) -> None:
     intervals = problem.fit(Exact()).predict(grid[:, None], level=[0.5, 0.95])
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     ax = figure.add_subplot(xlabel="x", ylabel="y")
-    plots.band(grid, intervals, data=(problem.x, problem.y), truth=(grid, wave(grid)), ax=ax)
+    plots.band(grid, intervals, data=(problem.x, problem.y), truth=(grid, np.sin(1.6 * grid)), ax=ax)
     ax.annotate("", (-1, -2.1), (1, -2.1), arrowprops={"arrowstyle": "<->", "color": plots.GREY})
     ax.text(0, -2.17, "no data here", ha="center", va="top", color=plots.GREY)
     ax.set_ylim(-2.5, 2.1)
