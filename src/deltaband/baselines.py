@@ -25,7 +25,7 @@ from .data.batches import check_pair
 from .data.batches import targets as read_targets
 from .data.inputs import Inputs
 from .errors import NotFittedError
-from .fitting.evaluate import ADVICE
+from .fitting.fit import ADVICE
 from .network.model_copy import plain_autograd, twin, unwrapped
 from .network.network import Network
 from .results import Intervals, like, parse_levels

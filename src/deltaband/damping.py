@@ -49,6 +49,10 @@ class Damping:
         """Whether λ will be known."""
         return self.damping is not None or self.weight_decay is not None
 
+    def loss_options(self) -> dict[str, Any]:
+        """Return the arguments that say what was minimised; a classifier has none."""
+        return {} if self.loss == "cross_entropy" else {"loss": self.loss, "batch_size": self.batch_size}
+
     def at(self, n_rows: int | None, n_outputs: int = 1) -> float | None:
         """λ for n rows of m outputs; None where it is not known."""
         if self.damping is not None:

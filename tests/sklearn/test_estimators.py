@@ -339,7 +339,7 @@ def test_several_outputs_have_an_interval_each(target):
 
 def test_targets_of_other_shapes_than_the_outputs_are_refused():
     X, y = data()
-    with pytest.raises(ValueError, match="returns 2 outputs a row, and the targets have 1 columns"):
+    with pytest.raises(ValueError, match="returns 2 outputs per row, and the targets have 1 columns"):
         IntervalRegressor(FrozenEstimator(network().fit(X, np.column_stack([y, y])))).fit(X, y)
     with pytest.raises(ValueError, match="y must have shape"):
         IntervalRegressor(network()).fit(X, y.reshape(-1, 1, 1))

@@ -10,8 +10,7 @@ from torch import Tensor
 from ..data.batches import Batches
 from ..data.row_record import pair_hashes
 from ..engines import Covariance
-from ..fitting.evaluate import ask
-from ..fitting.fit import Fit
+from ..fitting.fit import Fit, evaluate_rows
 from ..metrics import interval_scores
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
@@ -50,7 +49,7 @@ def calibrated(
     else:
         conformal = EachOutput([ConformalScale(r[:, o], q[o], of_outputs[o]) for o in range(m)])
         after = float(np.mean([cross_calibrated_score(r[:, o], q[o], of_outputs[o], seed) for o in range(m)]))
-    half = np.concatenate([fit.student(0.95) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
+    half = np.concatenate([fit.half_width(0.95) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
     training = [fit.leverages[:, o] for fit in fits for o in range(fit.n_outputs) if fit.leverages.shape[0]]
     p_values = [drift(training[o], h[o]) for o in range(len(training))]
     return Calibration(
@@ -79,7 +78,7 @@ def _pass(
     parts = []
     for x, targets, first in batches.chunks(lambda x: max(networks[0].check(x), fits[0].rows_at_once)):
         asked = [
-            ask(network, x, question, fit.rows_at_once, first)
+            evaluate_rows(network, x, question, fit.rows_at_once, first)
             for fit, network, question in zip(fits, networks, questions, strict=True)
         ]
         r = residuals(np.concatenate([outputs for outputs, _ in asked], axis=1), targets)

@@ -33,6 +33,7 @@ class Batches:
     n_rows: int | None
     pairs: Pairs | None = None  # what makes (x, y) of a batch that is something else
     limit: int | None = None  # rows, of which those that come after are left out
+    targets: Tensor | None = None  # of all rows, where they are arrays
 
     @property
     def twice(self) -> bool:
@@ -148,7 +149,7 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, pairs: Pairs | Non
         source = [(X[i : i + BATCH_ROWS], y[i : i + BATCH_ROWS]) for i in range(0, len(X), BATCH_ROWS)]
         if n_rows is not None and n_rows != len(X):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
-        return Batches(source, len(X))
+        return Batches(source, len(X), targets=y)
     if isinstance(data, Tensor | np.ndarray | Mapping) or hasattr(data, "__array__"):
         raise TypeError("targets are missing: give X and y, or a loader of (x, y) batches")
     if isinstance(data, IterableDataset):

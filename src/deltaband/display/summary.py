@@ -28,7 +28,7 @@ def describe(model: nn.Module, fits: Sequence[Fit], damping: Damping, calibratio
     rows = _first_rows(model, fit)
     if m > 1:
         rows.append(("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}"))
-    rss = np.concatenate([each.rss for each in fits])
+    rss = np.concatenate([each.losses for each in fits])
     rows += [("training RMSE", _numbers(np.sqrt(rss / n))), *_covariance_rows(fits)]
     if fit.covariance.damping is None:
         hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
@@ -58,7 +58,7 @@ def describe_classes(
     some = "the predicted one" if predicted else ", ".join(map(str, classes))
     asked = "" if len(classes) == n_classes(fit.n_returned) and not predicted else f", asked about {some}"
     form = "each against the rest, alone" if own else "one Fisher matrix for all"
-    losses = np.array([each.rss.sum() for each in fits]) / n
+    losses = np.array([each.losses.sum() for each in fits]) / n
     p_star = np.array([each.effective_parameters for each in fits])
     others = 1 if own else n_classes(fit.n_returned) - 1  # numbers that one label is about
     share = _numbers(100 * p_star / (n * others), "{:.0f}")
@@ -82,7 +82,7 @@ def _first_rows(model: nn.Module, fit: Fit) -> list[Line]:
 
 def _covariance_rows(fits: Sequence[Fit]) -> list[Line]:
     fit = fits[0]
-    rows = [("gradients", fit.way), ("covariance", fit.covariance.describe())]
+    rows = [("gradients", fit.gradient_method), ("covariance", fit.covariance.describe())]
     if fit.error is not None:
         widths = max(each.error.width for each in fits if each.error is not None)
         rows.append(("error of widths", f"{widths:.2%} on average, estimated on {fit.error.n_rows:,} rows"))

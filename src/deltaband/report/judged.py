@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .. import metrics
@@ -15,7 +16,7 @@ from ..calibration.conformal import SEEN, AllOutputs
 from ..data.batches import check_pair
 from ..data.batches import targets as read_targets
 from ..data.inputs import Inputs
-from ..data.row_record import pair_hashes, share_by_chance
+from ..data.row_record import share_by_chance
 from ..intervals import PredictionIntervals
 from ..results import Intervals, parse_levels
 from ..validation import check_finite
@@ -140,7 +141,7 @@ def judge(band: PredictionIntervals, x: Any, y: Any, level: float, names: Sequen
     if len(names) != len(chosen):
         raise ValueError(f"the band has {len(chosen)} outputs, and {len(names)} names were given for them")
 
-    calibration = band._calibration
+    calibration = band.calibration_
     joint = calibration is not None and isinstance(calibration.conformal, AllOutputs) and len(chosen) > 1
     rows = None if calibration is None else calibration.conformal.n_rows
     asked = sorted({*CURVE, level})
@@ -167,16 +168,16 @@ def judge(band: PredictionIntervals, x: Any, y: Any, level: float, names: Sequen
 
 
 def _targets(band: PredictionIntervals, y: Any) -> Tensor:  # (n, m)
-    targets = band._columns(band.outputs_, read_targets(y), band._fitted()[0].n_returned)
+    targets = torch.from_numpy(band.select_targets(y))
     check_finite(targets, "targets")
     return targets
 
 
 def _trained_on(band: PredictionIntervals, X: Inputs, y: Tensor) -> float:
-    network, seen = band._network(), band._fitted()[0].seen
+    seen = band.fits_[0].seen
     starts = range(0, len(X), ROWS_AT_ONCE)
     parts = ((X[start : start + ROWS_AT_ONCE], y[start : start + ROWS_AT_ONCE]) for start in starts)
-    share = seen.share(np.concatenate([pair_hashes(network.prepare(x), part) for x, part in parts]))
+    share = float(np.mean(np.concatenate([np.full(len(x), band.share_seen_in_training(x, part)) for x, part in parts])))
     return share if share > share_by_chance(seen.repeated, len(X)) + SEEN else 0.0
 
 

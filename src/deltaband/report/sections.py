@@ -66,7 +66,7 @@ def _few_calibration_rows(coverage: Coverage) -> str:
 
 def notices(band: PredictionIntervals, judgement: Judgement) -> Markup:
     notes = [element("p", message, class_="notice") for message in band.warnings_]
-    if band.warnings_ and band._calibration is not None:
+    if band.warnings_ and band.calibration_ is not None:
         after = "The intervals of this page are calibrated: what is said above about the formula is not about them."
         notes.append(element("p", after, class_="remark"))
     if judgement.trained_on:
@@ -244,7 +244,7 @@ def fit(band: PredictionIntervals) -> Markup:
 
 
 def settings(band: PredictionIntervals, others: Sequence[tuple[str, str]]) -> Markup:
-    return _section("Settings", tables.settings([*band._described(), *others]), "settings")
+    return _section("Settings", tables.settings([*band.summary_lines(), *others]), "settings")
 
 
 def _tips(judged: Judged, drawn: np.ndarray, given: Mapping[str, Column]) -> Markup:

@@ -23,8 +23,6 @@ from ..data.row_record import Sample, SeenRows
 from ..engines import directions, exact, nystrom, projection, sketched
 from ..engines import power_law_tail as unheld
 from ..engines import residual_spectrum as tail
-from ..fitting.accuracy import ErrorReport
-from ..fitting.fit import Fit
 from ..network.gradient_batch import GradientBatch, Held
 from ..network.layers.factors import Lookup, Outer, Rows
 from ..network.layers.hooks import Layers
@@ -54,6 +52,8 @@ _CONFORMAL = ("scales", "n_rows", "_unit", "_signed", "_absolute", "_sum_squares
 def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
     """Name, class and fields of what is written field by field. Who changes a field changes the format's version."""
     from ..engines.gram import DampedGram  # which loads SciPy
+    from ..fitting.accumulator import Start
+    from ..fitting.fit import ErrorReport, Fit
 
     plain: dict[type, tuple[str, ...]] = {
         DampedGram: ("damping", "size", "_matrix", "_diagonal", "effective_size", "rounding"),
@@ -70,12 +70,15 @@ def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
         SeenRows: SeenRows._fields,
     }
     for cls in (
-        *(Fit, Layers, ErrorReport, Sample, Inputs, GradientBatch, Held, Recomputed, Rows, Outer, Lookup),
+        *(Fit, Start, Layers, ErrorReport, Sample, Inputs, GradientBatch, Held, Recomputed, Rows, Outer, Lookup),
         *(nystrom.Basis, nystrom.RowSums, sketched.Totals, tail.Tail, unheld.Unheld, projection.Projection),
         *(calibration.Calibration, calibration.Scales, covariance.Option, covariance.Problem),
     ):
         plain[cls] = tuple(field.name for field in fields(cls))
     return {cls.__name__: (cls, names) for cls, names in plain.items()}
+
+
+MakeNetwork = Callable[[tuple[int, ...], Any], Any]
 
 
 class Encoder:
