@@ -14,6 +14,16 @@ class DeltabandWarning(UserWarning):
     """Something makes the intervals less trustworthy than they look."""
 
 
+class UnreliableFormulaWarning(DeltabandWarning):
+    """The formula is unreliable for this network; a calibration makes up for it."""
+
+
+class FormulaMessage(str):
+    """The text of an `UnreliableFormulaWarning`, among the texts of other warnings."""
+
+    category = UnreliableFormulaWarning
+
+
 class NotFittedError(ValueError, AttributeError):
     """A result was requested that only a fitted band can give."""
 
@@ -60,4 +70,4 @@ def warn(*messages: str) -> None:
             users_level = level + 1
         level += 1
     for message in messages:
-        warnings.warn(message, DeltabandWarning, stacklevel=users_level)
+        warnings.warn(message, getattr(message, "category", DeltabandWarning), stacklevel=users_level)

@@ -91,9 +91,6 @@ def without_extras() -> None:
             says_which_extra(f"plots.{draw.__name__}", str(error), "plots")
         else:
             raise AssertionError("a picture was drawn without matplotlib")
-    demo = subprocess.run([sys.executable, "-m", "deltaband.demo"], capture_output=True, text=True, check=False)
-    assert demo.returncode == 2, "the demo ran without its extras"
-    says_which_extra("the demo", demo.stderr, "plots,sklearn")
     command = subprocess.run([Path(sys.executable).with_name("deltaband")], capture_output=True, text=True, check=False)
     assert command.returncode == 1, "the command line ran without its extra"
     says_which_extra("the command line", command.stderr, "cli")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..data import labels
-from ..errors import warn
+from ..errors import FormulaMessage, warn
 from ..network.log_odds import joint_fisher, log_odds, own_fisher
 from ..network.network import Head
 from ..target_transform import TargetTransform
@@ -149,22 +149,22 @@ class Regression:
         )
 
     def warnings(self, fits: Sequence[Fit]) -> list[str]:
-        messages = []
+        messages: list[str] = []
         for fit in fits:
             if fit.covariance.damping is None:
                 continue
             nu = float(fit.degrees_of_freedom.min())  # of the output that has fewest
             n, p_star = fit.n_rows, fit.n_rows - nu
             if nu <= 0:
-                messages.append(
-                    f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
-                )
+                text = f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
+                messages.append(FormulaMessage(text))
             elif p_star > n / 2 or nu < 10:
-                messages.append(
+                text = (
                     f"the network has p* = {p_star:.1f} effective parameters for n = {n} rows: the formula is "
                     "unreliable here (often far too wide); calibrate on held-out data, or raise the damping if the "
                     "network was trained with more regularisation"
                 )
+                messages.append(FormulaMessage(text))
             # more than 5 % of the degrees of freedom shows in s, more than half of p* in q
             messages += _inaccurate(fit, max(min(0.05 * nu, 0.5 * p_star), 0.5), f"{p_star:.1f}, n = {n}")
         return list(dict.fromkeys(messages))
