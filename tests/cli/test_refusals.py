@@ -116,8 +116,8 @@ CASES = {  # name: command, exit code, what the line says
     "an unknown engine": (
         fit(*WD, "--engine", "exakt"),
         2,
-        "--engine: there is no 'exakt' (did you mean 'exact'?); there are auto, exact, nystrom, random-projection, "
-        "important-directions, robust-frequent-directions, frequent-directions",
+        "--engine: there is no 'exakt' (did you mean 'exact'?); there are auto, exact, frequent-directions, "
+        "important-directions, nystrom, random-projection, robust-frequent-directions",
     ),
     "a bad level": (
         [*PREDICT, "test.csv", "--level", "95"],

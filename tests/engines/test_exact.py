@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 import tests.reference as reference
 from deltaband import DeltabandWarning, Exact
+from deltaband.engines import Known
 from deltaband.engines.exact import DualCovariance, PrimalCovariance
 from deltaband.engines.gram import DampedGram
 from tests.support.networks import batch
@@ -14,7 +15,7 @@ SHAPES = [(60, 25), (25, 60), (30, 30)]
 
 
 def fit(J, damping, chunk=1000, n_rows=None, dtype=torch.float64):
-    engine = Exact().start(n_rows=n_rows)
+    engine = Exact().start(Known(n_rows))
     for i in range(0, len(J), chunk):
         engine.update(batch(J[i : i + chunk], dtype))
     return engine.finalise(damping)
@@ -110,26 +111,26 @@ def test_rows_of_a_stream_without_a_length_are_kept_until_they_are_as_many_as_th
     J = reference.matrix("decaying", 50, 20)
     engine = Exact().start()
     engine.update(batch(J[:19]))
-    assert engine._gram is None
+    assert engine.gram is None
     engine.update(batch(J[19:20]))
-    assert engine._kept == []
+    assert engine.kept == []
     engine.update(batch(J[20:]))
     np.testing.assert_allclose(engine.finalise(0.1).variance(batch(J)), fit(J, 0.1).variance(batch(J)), rtol=1e-10)
 
 
 def test_a_known_length_folds_from_the_first_row_on():
-    engine = Exact().start(n_rows=50)
+    engine = Exact().start(Known(50))
     engine.update(batch(reference.matrix("decaying", 50, 20)[:3]))
-    assert engine._kept == []
+    assert engine.kept == []
 
 
 def test_the_primal_form_holds_one_square_matrix():
     J = reference.matrix("decaying", 90, 40)
-    engine = Exact().start(n_rows=90)
+    engine = Exact().start(Known(90))
     engine.update(batch(J))
-    gram = engine._gram
+    gram = engine.gram
     covariance = engine.finalise(0.5)
-    assert covariance._A._matrix is gram
+    assert covariance.A.matrix is gram
     np.testing.assert_allclose(np.triu(gram, 1), np.triu(J.T @ J, 1), atol=1e-10)
     L = np.tril(gram)
     np.testing.assert_allclose(L @ L.T, J.T @ J + 0.5 * np.eye(40), atol=1e-10)
@@ -170,7 +171,7 @@ def test_no_damping_is_an_error_where_they_do_not(n, p):
 def test_the_eigenbasis_answers_for_every_damping(name, n, p):
     J = reference.matrix(name, n, p)
     g = batch(reference.probes(J))
-    spectral = [fit(J, 0.3).diagonalised(), fit(J, None)]
+    spectral = [fit(J, 0.3).eigendecomposed(), fit(J, None)]
     dampings = np.array([1e-2, 0.3, 10.0])
     for covariance in spectral:
         many = covariance.variances(g, dampings)
@@ -209,7 +210,7 @@ def test_one_row_and_one_parameter_are_enough():
 
 def test_an_engine_without_rows_says_so():
     with pytest.raises(ValueError, match="no rows"):
-        Exact().finalise(1.0)
+        Exact().start().finalise(1.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -237,6 +238,6 @@ def test_bounds_that_hold_for_every_matrix(n, p, log_damping, seed, name):
 def test_the_effective_size_is_that_of_the_inverse():
     J = reference.matrix("decaying", 700, 600)  # larger than one block
     M = np.asfortranarray(np.triu(J.T @ J))
-    A = DampedGram(M, 0.3)
+    A = DampedGram.factorised(M, 0.3)
     expected = 600 - np.linalg.norm(0.3 * np.linalg.inv(J.T @ J + 0.3 * np.eye(600))) ** 2
     assert A.effective_size == pytest.approx(expected, rel=1e-8)

@@ -104,7 +104,7 @@ def _question(fit: Fit, covariance: Covariance, scales: Scales) -> Callable[[Gra
 
 def _scales(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
     if tune:
-        spectral = fit.covariance.diagonalised()
+        spectral = fit.covariance.eigendecomposed()
         return spectral, Scales.grid(spectral.eigenvalues, fit.n_rows * fit.n_outputs)
     if fit.covariance.damping is None:
         raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")

@@ -25,9 +25,10 @@ from typing import Literal
 import numpy as np
 
 from ..data.row_record import share_by_chance
-from ..engines import Covariance, SpectralCovariance
+from ..engines import Covariance
 from ..metrics import interval_scores
 from ..network.gradient_batch import GradientBatch
+from ..storage.encoding import storable
 
 Side = Literal["both", "lower", "upper"]
 
@@ -43,6 +44,7 @@ SEEN = 0.05  # the share of training rows, more than by chance, from which on th
 BLOCK = 2**22  # numbers in a (rows, scales, scales) array
 
 
+@storable
 @dataclass(frozen=True)
 class Scales:
     """Candidates for σ² = 1 + b·q_λ."""
@@ -79,12 +81,23 @@ class Scales:
         return 1.0 + self.b * q[:, self.which]
 
 
+@storable
+@dataclass(init=False, eq=False)
 class ConformalScale:
     """Calibration rows under every candidate scale: ask it for the interval of a new row's residual.
 
     Covers with probability at least `level` for rows exchangeable with the calibration rows, whatever the network.
     With one candidate, and scores without ties, also with at most level + 1/(n+1).
     """
+
+    scales: Scales
+    n_rows: int
+    _unit: float
+    _signed: np.ndarray  # (n, C)
+    _absolute: np.ndarray  # (n, C)
+    _sum_squares: np.ndarray  # (C,)
+    _log_weight: np.ndarray  # (C,)
+    chosen: int
 
     def __init__(self, residuals: np.ndarray, q: np.ndarray, scales: Scales) -> None:  # (n,), (n, L)
         squared = scales.squared(q)
@@ -173,8 +186,13 @@ def _largest_signed(first: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.
     return np.maximum(above, below).max(axis=1)
 
 
+@storable
+@dataclass(init=False, eq=False)
 class EachOutput:
     """Every output calibrated on its own."""
+
+    outputs: tuple[ConformalScale, ...]
+    n_rows: int
 
     def __init__(self, outputs: Sequence[ConformalScale]) -> None:
         self.outputs = tuple(outputs)
@@ -192,6 +210,8 @@ class EachOutput:
         return np.stack([output.scale(of_output) for output, of_output in zip(self.outputs, q, strict=True)], axis=1)
 
 
+@storable
+@dataclass(init=False, eq=False)
 class AllOutputs:
     """All outputs of a row within their bounds at once, with probability at least `level`:
 
@@ -200,6 +220,11 @@ class AllOutputs:
     with its conformal quantile. A third of the rows chooses the σ and the unit u of each output, the others give the
     quantile, so that the guarantee is exact.
     """
+
+    outputs: tuple[ConformalScale, ...]
+    n_rows: int
+    _units: np.ndarray  # (m,)
+    _scores: dict[str, np.ndarray]
 
     def __init__(
         self, residuals: np.ndarray, q: Sequence[np.ndarray], scales: Sequence[Scales], seed: int
@@ -234,6 +259,7 @@ class AllOutputs:
         return self.scale(q) * self._units
 
 
+@storable
 @dataclass(frozen=True)
 class Calibration:
     """What `calibrate` found, in one piece."""
@@ -272,9 +298,7 @@ class Calibration:
 
 def scale_variances(covariance: Covariance, scales: Scales, g: GradientBatch) -> np.ndarray:  # (b, L)
     """q under each λ of the scales."""
-    if isinstance(covariance, SpectralCovariance):
-        return covariance.variances(g, scales.dampings)
-    return covariance.variance(g)[:, None]
+    return covariance.variances(g, scales.dampings)
 
 
 def cross_calibrated_score(

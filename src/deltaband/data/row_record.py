@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from ..storage.encoding import storable
 from .inputs import Inputs
 
 
+@storable
 class SeenRows(NamedTuple):
     """Which rows were trained on."""
 
@@ -33,6 +35,7 @@ def share_by_chance(repeated: float, n: int) -> float:
     return repeated + 4 * math.sqrt(repeated * (1 - repeated) / n)
 
 
+@storable
 @dataclass(frozen=True)
 class Sample:
     """Rows in random order, those that can be put together in one piece each."""

@@ -15,7 +15,7 @@ from ..damping import Damping
 from ..data.batches import EMPTY, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowTrace, Sample, pair_hashes, share_by_chance
-from ..engines import Engine, Exact, Option, Problem
+from ..engines import Accumulator, Engine, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, Held
@@ -41,7 +41,7 @@ class Accumulation:
         self,
         network: Network,
         layers: Layers,
-        engine: Engine,
+        engine: Accumulator,
         option: Option,
         memory: float,
         weights: dict[str, str],  # their fingerprint
@@ -63,7 +63,7 @@ class Accumulation:
         elif network.layers is not None:
             self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
         self._n_compared = 0
-        if not isinstance(engine, Exact):
+        if not option.engine.is_exact:
             self._n_compared = error.affordable(option.engine, problem, memory) // m
         self._n_leverages = max(1, min(LEVERAGES, error.INPUT_BYTES // (m * problem.input_bytes)))
         self._trace = RowTrace(max(self._n_leverages, self._n_compared), seed)
@@ -76,7 +76,7 @@ class Accumulation:
         weights = fingerprint(network.twin)
         network.layers = self.network.layers
         network.n_outputs, network.n_returned = self.network.n_outputs, self.network.n_returned
-        engine = self.engine.beside()
+        engine = self.engine.new_like()
         return Accumulation(network, self.layers, engine, self._option, self._memory, weights, seed=self.count)
 
     @classmethod
@@ -87,7 +87,7 @@ class Accumulation:
         sample = fit.sample
         input_bytes = max((x.nbytes // len(x) for x in sample.pieces), default=1)
         problem = Problem(n, p, itemsize, fit.layers.factor_bytes, input_bytes, fit.layers.inner_flops)
-        resumed = engine.resumed(fit.covariance, n, p)
+        resumed = engine.resume(fit.covariance, n, p)
         made = cls(network, fit.layers, resumed, Option(engine, problem), memory, fit.fingerprint)
         made._trace = RowTrace.resumed(fit.seen, sample, max(made._n_leverages, made._n_compared))
         made._rss, made._energy, made.count = fit.rss.copy(), math.inf, fit.n_rows
@@ -120,7 +120,8 @@ class Accumulation:
         option = option if engine is None else replace(option, engine=engine)
         network.layers = None if state["by_rows"] else layers
         network.n_outputs, network.n_returned = state["n_outputs"], state["n_returned"]
-        made = cls(network, layers, option.engine, option, state["memory"], state["weights"], seed or 0)
+        engine_rows = option.engine.from_state(state["engine"])
+        made = cls(network, layers, engine_rows, option, state["memory"], state["weights"], seed or 0)
         fresh = made._trace
         made.resume(state)
         if seed is not None:
@@ -143,7 +144,7 @@ class Accumulation:
     def check_size(self, n_rows: int) -> None:
         """Whether so many rows can be taken in."""
         problem = replace(self._option.problem, n_rows=n_rows * self.network.n_outputs)
-        if (needed := self._option.engine.nbytes(problem)) > self._memory:
+        if (needed := self._option.engine.cost(problem).nbytes) > self._memory:
             raise MemoryError(
                 f"{self._option.engine!r} would hold {needed / 1e9:.3g} GB with these rows, and has "
                 f"{self._memory / 1e9:.3g} GB: begin again with an engine that does not grow with the rows, such as "
@@ -170,7 +171,7 @@ class Accumulation:
     def add_up(self, total: Total, n_rows: int) -> bool:
         """Take in, as far as the engine is concerned, the rows of several processes, if that is a sum."""
         m, p = self.network.n_outputs, self.network.n_parameters
-        return self.engine.add_up(total, n_rows * m, p)
+        return self.engine.all_reduce(total, n_rows * m, p)
 
     @property
     def hashes(self) -> np.ndarray:  # (n,)
@@ -244,9 +245,9 @@ class Accumulation:
             raise EmptyDataError(EMPTY)
         if self._energy == 0.0:
             raise NoGradientError(DEPENDS_ON_NOTHING)
-        settings = self.engine.limited(2 * count * m)
+        settings = self.engine.sized_engine(2 * count * m)
         with plain_autograd(network.device):
-            covariance = self.engine.finalise(damping.at(count, network.n_returned))
+            covariance = self.engine.finish(damping.at(count, network.n_returned))
         found = Fit(
             covariance,
             settings,
@@ -262,7 +263,7 @@ class Accumulation:
             rows_at_once=min(self._rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * count * m))),
         )
         rows = self._trace.sample()
-        exact = covariance.error_bound == 0.0
+        exact = covariance.is_exact
         n_compared = 0 if exact else min(len(rows), self._n_compared)
         found = replace(found, sample=rows, n_compared=n_compared if n_compared * m >= error.FEWEST_ROWS else 0)
         if exact or (m > 1 and covariance.damping is not None):

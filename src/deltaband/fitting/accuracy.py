@@ -18,12 +18,13 @@ import numpy as np
 
 from ..data.inputs import Inputs
 from ..data.row_record import Sample
-from ..engines import Engine, Exact, Problem
-from ..engines.memory import largest
+from ..engines import Engine, Exact, Known, Problem
+from ..engines.cost import largest
 from ..errors import DeltabandWarning
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.model_copy import plain_autograd
 from ..network.network import Network
+from ..storage.encoding import storable
 from .evaluate import ask_sample
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ INPUT_BYTES = 2**26  # and of its inputs, which a fit keeps
 TOLERABLE = 0.05
 
 
+@storable
 @dataclass(frozen=True)
 class ErrorReport:
     """Relative errors of an approximate engine against the exact method."""
@@ -60,11 +62,11 @@ class ErrorReport:
 def affordable(engine: Engine, problem: Problem, memory: float) -> int:
     """How many rows a sample may have, so that the exact method on them takes at most half of the memory; 0 where they
     would be too few, or where there is no room for the engine a second time, beside what it holds of the first."""
-    if 1.5 * engine.nbytes(problem) > memory:
+    if 1.5 * engine.cost(problem).nbytes > memory:
         return 0
     room = min(memory / 2, MOST_BYTES)
     most = min(MOST_ROWS, INPUT_BYTES // problem.input_bytes)
-    rows = largest(lambda n: Exact().nbytes(replace(problem, n_rows=n)) <= room, most)
+    rows = largest(lambda n: Exact().cost(replace(problem, n_rows=n)).nbytes <= room, most)
     return rows if rows >= FEWEST_ROWS else 0
 
 
@@ -88,7 +90,7 @@ def report(
     sample = sample.between(0, -(-n_sample // m))
     covariance = fit.covariance
     assert covariance.damping is not None
-    if not covariance.in_reach:
+    if not covariance.resolves_damping:
         return ErrorReport(math.inf, math.inf, math.nan, len(sample) * m, repr(fit.engine))
     from scipy.special import stdtrit
 
@@ -98,7 +100,7 @@ def report(
         warnings.simplefilter("ignore", DeltabandWarning)
         exact, q_exact = _fitted(network, fit, Exact(), sample, damping, rest)
         share = min(1.0, exact / p_star) if n < n_rows and p_star > 0 else 1.0
-        engine = fit.engine.limited(n // 2 if n < n_rows / 2 else n, share)
+        engine = fit.engine.resized(n // 2 if n < n_rows / 2 else n, share)
         sketched, q_sketched = _fitted(network, fit, engine, sample, damping, rest)
         q = ask_sample(network.again(fit.asked_layers), rest, covariance.variance, fit.rows_at_once)
     true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
@@ -130,13 +132,13 @@ def _fitted(
     """p* of the engine fitted to some rows, and its q of others."""
     n, itemsize = len(rows) * fit.n_outputs, network.dtype.itemsize
     problem = Problem(n, network.n_parameters, itemsize, fit.layers.factor_bytes, rows.pieces[0][:1].nbytes)
-    network = network.again(None if engine.wants_rows(problem) and fit.by_rows else fit.layers)
+    network = network.again(None if engine.cost(problem).wants_rows and fit.by_rows else fit.layers)
     with plain_autograd(network.device):
         sample = None
         if engine.sample_size:  # the rows are in random order
             leading = gradients(network, rows.between(0, -(-engine.sample_size // fit.n_outputs)))
             sample = GradientBatch.concatenate(leading).merged().between(0, engine.sample_size)
-        started = engine.start(n_rows=n, damping=damping, sample=sample)
+        started = engine.start(Known(n, damping, sample))
         waiting: list[GradientBatch] = []
         for batch in gradients(network, rows):
             waiting.append(batch)

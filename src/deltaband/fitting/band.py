@@ -19,7 +19,7 @@ from ..data.batches import Batches
 from ..data.inputs import Inputs
 from ..display.summary import Line
 from ..engines import Covariance, Engine, Plan, Spectrum
-from ..engines.memory import free_memory
+from ..engines.cost import free_memory
 from ..engines.spectral import SpectralCovariance
 from ..errors import NotFittedError, warn
 from ..network.gradient_batch import GradientBatch
@@ -59,7 +59,7 @@ class Band:
         batch: Callable[[Any], tuple[Any, Any]] | None,
         per_output: bool,
     ) -> None:
-        known = engine == "auto" if isinstance(engine, str) else hasattr(engine, "finalise")
+        known = engine == "auto" if isinstance(engine, str) else isinstance(engine, Engine)
         if isinstance(engine, type) or not known:
             raise TypeError(f"engine must be 'auto' or an engine such as Exact(), got {engine!r}")
         check_memory(memory)
@@ -112,7 +112,7 @@ class Band:
         return max(reports, key=lambda report: report.width)
 
     def _error_report(self, fit: Fit, X: Inputs | None, sample: int | None) -> ErrorReport:
-        if fit.covariance.error_bound == 0.0:
+        if fit.covariance.is_exact:
             return ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine))
         self._covariance(fit)
         if not min(fit.n_compared, len(fit.sample)):
@@ -236,7 +236,7 @@ class Band:
     def _functions(self) -> dict[str, str]:
         """What it was constructed with that no file can hold."""
         given = {"output": self._output, "batch": self._pairs}
-        return {name: encoding.text(each) for name, each in given.items() if each is not None}
+        return {name: encoding.describe_setting(each) for name, each in given.items() if each is not None}
 
     def _answers_like(self, x: Inputs, was: Tensor) -> bool:
         """Whether the network returns for these rows what was returned before: not all of it is weights."""
@@ -249,7 +249,7 @@ class Band:
     def _given(self) -> dict[str, str]:
         """All that it was constructed with and that matters for what a fit amounts to, in words."""
         given = {"kind": type(self).__name__, **self._options(), **self._functions()}
-        return {name: encoding.text(value) for name, value in given.items() if name != "memory"}
+        return {name: encoding.describe_setting(value) for name, value in given.items() if name != "memory"}
 
     def _about(self) -> dict[str, Any]:
         """What else there is to tell about it, for those who look into a file."""

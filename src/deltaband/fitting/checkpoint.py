@@ -17,6 +17,7 @@ from ..data.inputs import Inputs
 from ..errors import ArtefactError, DamagedArtefactError, warn
 from ..network.model_copy import fingerprint
 from ..network.network import Network
+from ..network.recomputed import network_hook, network_maker
 from ..storage import container as artefact
 from ..storage.atomic import writable
 from ..storage.encoding import Decoder, Encoder
@@ -78,7 +79,7 @@ class Checkpoint:
     def _read(self, path: Path) -> UnderWay:
         tensors, texts = artefact.read(path, "checkpoint")
         self._check(path, json.loads(texts["checkpoint"]))
-        decode = Decoder(tensors, self._network)
+        decode = Decoder(tensors, network_maker(self._network))
         try:
             return UnderWay(**decode(json.loads(texts["tree"])))
         except Exception as error:
@@ -139,9 +140,9 @@ class Checkpoint:
     def write(self, done: Sequence[Fit], outputs: tuple[int, ...], rows: Accumulation) -> None:
         encode, fits = Encoder(), []
         for fit in done:
-            encode.outputs = fit.outputs
+            encode.hooks = network_hook(fit.outputs)
             fits.append(encode(fit))
-        encode.outputs = outputs
+        encode.hooks = network_hook(outputs)
         order = () if self._source is None else self._source.order
         tree = {
             "done": {"tuple": fits},

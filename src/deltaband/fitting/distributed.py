@@ -14,10 +14,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ..data.batches import EMPTY, Batches
 from ..data.row_record import RowSample
-from ..engines.memory import free_memory
+from ..engines.cost import free_memory
 from ..errors import EmptyDataError, warn
 from ..network.model_copy import fingerprint
 from ..network.network import Network
+from ..network.recomputed import network_hook
 from ..storage import container as artefact
 from ..storage.encoding import Encoder
 from . import start as fitting
@@ -222,7 +223,7 @@ def _check_alike(band: Band, batches: Batches, team: Team) -> None:
 
 def _agreed(fit: Fit, team: Team, network: Network) -> Fit:
     """The same in all processes to the last digit, which other processors may round otherwise."""
-    encode = Encoder()
+    encode = Encoder(network_hook(()))
     tree = artefact.as_json(encode(fit))
     if len(set(team.gather(artefact.digest(encode.tensors, {"fit": tree})))) == 1:
         return fit

@@ -12,9 +12,11 @@ from ..calibration.conformal import PRIOR_RELATIVE_DAMPING, Side
 from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine
 from ..network.layers.hooks import Layers
+from ..storage.encoding import storable
 from .accuracy import TOLERABLE, ErrorReport
 
 
+@storable
 @dataclass(frozen=True)
 class Fit:
     """All that a fit has found out. Set in one piece, so a fit that fails changes nothing."""
@@ -64,7 +66,7 @@ class Fit:
         """The covariance that leverages are compared under: at the λ of the fit, or at a common one if it has none."""
         if self.covariance.damping is not None:
             return self.covariance
-        spectral = self.covariance.diagonalised()
+        spectral = self.covariance.eigendecomposed()
         return spectral.at(PRIOR_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
 
     @property

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..engines.memory import free_memory
-from ..storage.encoding import settings
+from ..engines.cost import free_memory
 from . import start as fitting
 from .accumulator import Accumulation
 from .band import Band
@@ -91,6 +90,6 @@ def check_alike(band: Band, other: Any) -> None:
 
 
 def _settings(fit: Fit) -> Any:
-    """Of the engine; its size is limited by the number of rows."""
-    sizes = ("rank", "landmarks", "memory")
-    return type(fit.engine), {name: v for name, v in settings(fit.engine).items() if name not in sizes}
+    """Return the engine's settings without its size, which is limited by the number of rows."""
+    sizes = (fit.engine.size_setting, "memory")
+    return type(fit.engine), {name: value for name, value in vars(fit.engine).items() if name not in sizes}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import DistributedFitError
 from ..network.network import Network
+from ..network.recomputed import network_hook, network_maker
 from ..storage.container import as_json
 from ..storage.encoding import Decoder, Encoder
 
@@ -92,8 +93,10 @@ class Team:
             text = self._moved(torch.zeros(int(size), dtype=torch.uint8), move)
             tree, about = json.loads(bytes(text.tolist()))
             empty = {name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, shape, dtype in about}
-            return Decoder({name: self._moved(t, move) for name, t in empty.items()}, network or _no_network)(tree)
-        encode = Encoder()
+            return Decoder(
+                {name: self._moved(t, move) for name, t in empty.items()}, network_maker(network or _no_network)
+            )(tree)
+        encode = Encoder(network_hook(()))
         tree = encode(value)
         about = [(name, list(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in encode.tensors.items()]
         text = torch.frombuffer(bytearray(as_json([tree, about]).encode()), dtype=torch.uint8)

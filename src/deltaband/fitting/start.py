@@ -11,7 +11,7 @@ from ..damping import Damping
 from ..data.batches import EMPTY, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
-from ..engines import Engine, Option, Plan, Problem, plan_fit
+from ..engines import Engine, Known, Option, Plan, Problem, plan_fit
 from ..errors import EmptyDataError
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.layers.hooks import Layers
@@ -49,7 +49,7 @@ def planned(
         layers.inner_flops,
         seconds / (len(looked) * m),
         damped=damping.given,
-        twice=batches.twice,
+        reiterable=batches.twice,
     )
     return plan_fit(problem, engine, memory), x, batches
 
@@ -96,7 +96,7 @@ def chosen(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
     assert layers is not None
-    if option.engine.wants_rows(option.problem):
+    if option.engine.cost(option.problem).wants_rows:
         network.take_rows(x)
     return Chosen(option, schedule.memory, layers), batches
 
@@ -125,7 +125,7 @@ def started(
     engine = found.option.engine
     with plain_autograd(network.device):
         gradients = None if sample is None else _gradients(engine, network, batches, sample)
-        started = engine.start(n_rows=found.option.problem.n_rows, damping=damping, sample=gradients)
+        started = engine.start(Known(found.option.problem.n_rows, damping, gradients))
     return Accumulation(network, found.layers, started, found.option, found.memory, weights)
 
 

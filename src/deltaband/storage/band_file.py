@@ -22,6 +22,7 @@ from ..fitting.band import Band
 from ..intervals import PredictionIntervals
 from ..network.model_copy import fingerprint, unwrapped
 from ..network.network import Network
+from ..network.recomputed import network_hook, network_maker
 from . import container as artefact
 from .encoding import Decoder, Encoder
 
@@ -74,11 +75,14 @@ def load(
         kind, shapes = KINDS[about["kind"]], dict(about["parameters"])
         options = _functions(path, about["functions"], again)
 
+        networks: list[Network] = []  # that compute the training rows again
+
         def network(outputs: tuple[int, ...], layers: Any) -> Network:
             head = band._fitted_head(outputs)
-            return band._network(head).again(layers, own_weights=True)
+            networks.append(band._network(head).again(layers, own_weights=True))
+            return networks[-1]
 
-        decode = Decoder(tensors, network)
+        decode = Decoder(tensors, network_maker(network))
         options |= decode(tree["options"])
     except ArtefactError:
         raise
@@ -91,7 +95,7 @@ def load(
     except Exception as error:
         raise ArtefactError(f"{path} is no band that this version understands: {error}") from error
     vars(band).update(held)
-    _check_weights(path, band, strict, recomputed='"network"' in metadata["tree"])
+    _check_weights(path, band, strict, recomputed=bool(networks))
     return band
 
 
@@ -127,7 +131,7 @@ def _packed(
         if name == "_fits":
             trees = []
             for fit in fits:
-                encode.outputs = fit.outputs
+                encode.hooks = network_hook(fit.outputs)
                 trees.append(encode(fit if sample else replace(fit, sample=Sample())))
             held[name] = {"tuple": trees}
         else:
