@@ -90,10 +90,7 @@ def test_the_spread_is_the_mean_over_an_interval_and_has_its_limit_at_zero():
 
 def test_no_estimate_makes_an_eigenvalue_of_the_tail_larger_than_their_sum():
     e = np.array([1.0])
-    wild, bounded = (
-        ResidualSpectrum(2.0, 1.0, 1e9, n_rows=10, rank=5),
-        ResidualSpectrum(2.0, 1.0, 4.0, n_rows=10, rank=5),
-    )
+    wild, bounded = (ResidualSpectrum(2.0, 1.0, pairs, n_rows=10, rank=5) for pairs in (1e9, 4.0))
     assert wild.variance(e, 0.5) == bounded.variance(e, 0.5)
     assert wild.leverage(e, 0.5) == bounded.leverage(e, 0.5)
     assert wild.parameters(e, 0.5) == bounded.parameters(e, 0.5)
@@ -153,7 +150,6 @@ def test_equal_landmarks_are_no_trouble():
 def test_rows_that_are_zero_are_no_trouble_either():
     J = np.concatenate([np.zeros((5, 20)), reference.matrix("decaying", 40, 20)])
     covariance = stream(Nystrom(5), J).finalise(0.5)
-    g = batch(reference.probes(J[5:]))
     assert len(covariance.eigenvalues) == 0  # all landmarks are zero, and everything is tail
     assert covariance.missed_parameters > 0
     assert stream(Nystrom(5), np.zeros((8, 3))).finalise(1.0).effective_parameters == 0
