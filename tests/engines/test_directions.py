@@ -98,17 +98,6 @@ def test_float32_rows_keep_leverage_and_variance_at_small_damping(engine, relati
     np.testing.assert_allclose(covariance.variance(batch(g, torch.float32)), expected, rtol=2e-2, atol=1e-6 / damping)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("rank", [8, "auto"])
-@pytest.mark.parametrize("chunk", [1, 3, 16, 50])
-def test_a_block_equals_its_rows_one_at_a_time(engine, rank, chunk):
-    J = reference.matrix("decaying", 210, 120)
-    whole = sketch(engine(rank), J, 0.3).finalise(0.3)
-    parts = sketch(engine(rank), J, 0.3, chunk).finalise(0.3)
-    np.testing.assert_allclose(parts.squared, whole.squared, rtol=1e-9)
-    assert parts.totals.shift == pytest.approx(whole.totals.shift, rel=1e-12)
-
-
 def test_the_buffer_holds_up_to_twice_the_rank_less_one_and_compress_brings_it_below_the_rank():
     J = reference.matrix("flat", 100, 60)
     letter = sketch(ImportantDirections(10), J, 1.0)
@@ -190,14 +179,6 @@ def test_merging_without_a_shrink_equals_one_pass(engine):
     one, two = sketch(engine(10), J[:7], 0.1), sketch(engine(10), J[7:], 0.1)
     one.merge(two)
     np.testing.assert_allclose(one.finalise(0.1).squared, sketch(engine(10), J, 0.1).finalise(0.1).squared, rtol=1e-9)
-
-
-def test_an_empty_sketch_merges_both_ways():
-    J = reference.matrix("decaying", 15, 40)
-    full, empty = sketch(ImportantDirections(10), J, 0.1), ImportantDirections(10).start(Known(damping=0.1))
-    full.merge(empty)
-    empty.merge(full)
-    np.testing.assert_allclose(full.finalise(0.1).squared, empty.finalise(0.1).squared)
 
 
 def test_important_directions_of_different_damping_do_not_merge():
@@ -283,27 +264,9 @@ def test_a_memory_that_is_no_memory_is_refused(memory):
         RobustFrequentDirections(memory=memory)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_sketch_answers_for_every_damping(engine):
-    J = reference.matrix("decaying", 90, 25)
-    covariance = sketch(engine(8), J, 0.5).finalise(0.5).eigendecomposed()
-    g = batch(reference.probes(J))
-    dampings = np.array([0.01, 0.5, 20.0])
-    many = covariance.variances(g, dampings)
-    for column, damping in zip(many.T, dampings, strict=True):
-        np.testing.assert_allclose(column, covariance.at(damping).variance(g), rtol=1e-12)
-    np.testing.assert_allclose(many[:, 1], covariance.variance(g), rtol=1e-12)
-    assert covariance.at(20.0).effective_parameters < covariance.effective_parameters
-
-
 def test_no_damping_is_an_error_where_directions_are_missing():
     with pytest.raises(ValueError, match="damping 0"):
         sketch(FrequentDirections(5), reference.matrix("flat", 40, 20), 0.0).finalise(0.0)
-
-
-def test_a_sketch_without_rows_says_so():
-    with pytest.raises(ValueError, match="no rows"):
-        FrequentDirections(3).start().finalise(1.0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -82,18 +82,6 @@ def test_accumulating_in_float32_would_break_the_promise_already_at_a_thousandth
     assert (np.abs(q32 - q) > 1e-3 * q + 1e-6 * h).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("n", "p"), SHAPES)
-def test_the_chunk_size_does_not_matter(n, p, dtype):
-    J = reference.matrix("decaying", n, p)
-    g = batch(reference.probes(J), dtype)
-    whole = fit(J, 0.1, dtype=dtype)
-    for chunk in (1, 7, 32):
-        part = fit(J, 0.1, chunk, dtype=dtype)
-        np.testing.assert_allclose(part.variance(g), whole.variance(g), rtol=1e-7)
-        assert part.effective_parameters == pytest.approx(whole.effective_parameters, rel=1e-10)
-
-
 @pytest.mark.parametrize("name", reference.SPECTRA)
 def test_primal_and_dual_agree_on_the_same_rows(name):
     J = reference.matrix(name, 20, 30)
@@ -134,20 +122,6 @@ def test_the_primal_form_holds_one_square_matrix():
     np.testing.assert_allclose(np.triu(gram, 1), np.triu(J.T @ J, 1), atol=1e-10)
     L = np.tril(gram)
     np.testing.assert_allclose(L @ L.T, J.T @ J + 0.5 * np.eye(40), atol=1e-10)
-
-
-@pytest.mark.parametrize(("first", "second"), [(10, 10), (10, 70), (70, 10), (40, 40)])
-def test_merging_equals_one_pass(first, second):
-    J = reference.matrix("decaying", first + second, 30)
-    one, two = Exact().start(), Exact().start()
-    one.update(batch(J[:first]))
-    two.update(batch(J[first:]))
-    one.merge(two)
-    g = batch(reference.probes(J))
-    merged, whole = one.finalise(0.1), fit(J, 0.1)
-    assert type(merged) is type(whole)
-    np.testing.assert_allclose(merged.variance(g), whole.variance(g), rtol=1e-8)
-    np.testing.assert_allclose(two.finalise(0.1).variance(g), fit(J[first:], 0.1).variance(g), rtol=1e-8)
 
 
 def test_no_damping_works_where_the_rows_determine_the_parameters():
@@ -206,11 +180,6 @@ def test_one_row_and_one_parameter_are_enough():
     covariance = fit(np.array([[2.0]]), 1.0)
     assert covariance.variance(batch(np.array([[3.0]]))) == pytest.approx([9 * 4 / 25])
     assert covariance.leverage(batch(np.array([[3.0]]))) == pytest.approx([9 / 5])
-
-
-def test_an_engine_without_rows_says_so():
-    with pytest.raises(ValueError, match="no rows"):
-        Exact().start().finalise(1.0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -109,19 +107,6 @@ def test_all_rows_as_landmarks_are_exact(name, n, p, landmarks, settings):
     np.testing.assert_allclose(covariance.leverage(g), truth.leverage(g), rtol=1e-6)
     assert covariance.effective_parameters == pytest.approx(truth.effective_parameters, rel=1e-6)
     assert covariance.error_bound == covariance.missed_parameters == 0
-
-
-@pytest.mark.parametrize(("n", "p"), [(300, 80), (80, 300)])
-def test_float32_rows_are_summed_up_in_float64(n, p):
-    J = shuffled("decaying", n, p).astype(np.float32).astype(np.float64)
-    damping = 1e-5 * np.linalg.norm(J, 2) ** 2
-    single = stream(Nystrom(30), J, dtype=torch.float32).finalise(damping)
-    double = stream(Nystrom(30), J).finalise(damping)
-    g = J[:50]
-    np.testing.assert_allclose(single.variance(batch(g, torch.float32)), double.variance(batch(g)), rtol=1e-9)
-    np.testing.assert_allclose(single.leverage(batch(g, torch.float32)), double.leverage(batch(g)), rtol=1e-9)
-    assert single.effective_parameters == pytest.approx(double.effective_parameters, rel=1e-9)
-    assert single.error_bound == pytest.approx(double.error_bound, rel=1e-9)
 
 
 def test_neither_chunks_nor_the_order_of_rows_matter():
@@ -272,31 +257,6 @@ def test_one_fit_answers_for_every_damping(tail):
         np.testing.assert_allclose(free.at(damping).leverage(g), one.leverage(g), rtol=1e-10)
         assert free.at(damping).effective_parameters == pytest.approx(one.effective_parameters, rel=1e-10)
         assert free.at(damping).missed_parameters == pytest.approx(one.missed_parameters, rel=1e-9)
-
-
-@pytest.mark.parametrize("engine", [Nystrom(10), Nystrom(10, choose="leverage")])
-def test_merging_equals_one_pass(engine):
-    J = shuffled("decaying", 100, 40)
-    whole = stream(engine, J).finalise(0.2)
-    one = engine.start(Known(sample=batch(J)))
-    two = pickle.loads(pickle.dumps(one))  # as another process would have it
-    one.update(batch(J[:30]))
-    two.update(batch(J[30:]))
-    one.merge(two)
-    merged = one.finalise(0.2)
-    g = batch(reference.probes(J))
-    np.testing.assert_allclose(merged.variance(g), whole.variance(g), rtol=1e-9)
-    assert merged.effective_parameters == pytest.approx(whole.effective_parameters, rel=1e-10)
-    assert merged.error_bound == pytest.approx(whole.error_bound, rel=1e-9)
-    np.testing.assert_allclose(two.finalise(0.2).tail.n_rows, 70)  # what was merged is still there
-
-
-def test_an_empty_accumulator_merges_both_ways():
-    J = shuffled("decaying", 50, 20)
-    full, empty = stream(Nystrom(8), J), Nystrom(8).start(Known(sample=batch(J)))
-    full.merge(empty)
-    empty.merge(full)
-    np.testing.assert_array_equal(full.finalise(0.2).variance(batch(J)), empty.finalise(0.2).variance(batch(J)))
 
 
 @pytest.mark.parametrize("change", ["other rows", "signs", "fewer", "parameters"])

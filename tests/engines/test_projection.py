@@ -149,19 +149,6 @@ def test_one_row_and_rows_of_zeros_are_no_trouble(damping):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("n", "p", "dim"), SHAPES)
-def test_how_the_rows_are_chunked_does_not_matter(n, p, dim, dtype):
-    J = reference.matrix("decaying", n, p)
-    g = batch(reference.probes(J), dtype)
-    whole = sketch(RandomProjection(dim), J, dtype=dtype, n_rows=n).finalise(0.1)
-    for chunk in (1, 7, 32):
-        part = sketch(RandomProjection(dim), J, chunk, dtype).finalise(0.1)
-        np.testing.assert_allclose(part.variance(g), whole.variance(g), rtol=1e-8)
-        assert part.effective_parameters == pytest.approx(whole.effective_parameters, rel=1e-9)
-        assert part.missed_parameters == pytest.approx(whole.missed_parameters, abs=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 7, 59, 60, 1000])
 def test_how_the_columns_are_chunked_does_not_matter(monkeypatch, width, dtype):
     g = batch(reference.matrix("decaying", 20, 60), dtype)
@@ -192,14 +179,6 @@ def test_there_are_never_many_projected_rows_of_a_batch(monkeypatch):
     for n in (40, 7, 1, 0):
         np.testing.assert_allclose(some.variance(batch(J[:n])), whole.variance(batch(J[:n])), rtol=1e-9)
         np.testing.assert_allclose(some.leverage(batch(J[:n])), whole.leverage(batch(J[:n])), rtol=1e-9)
-
-
-def test_float32_gradients_are_summed_up_in_float64():
-    J = reference.matrix("decaying", 200, 60).astype(np.float32)
-    g = reference.probes(J.astype(np.float64)).astype(np.float32)
-    single = sketch(RandomProjection(24), J, dtype=torch.float32).finalise(1e-4)
-    double = sketch(RandomProjection(24), J.astype(np.float64)).finalise(1e-4)
-    np.testing.assert_array_equal(single.variance(batch(g, torch.float32)), double.variance(batch(g)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -270,32 +249,6 @@ def test_the_error_of_the_variance_falls_with_the_dimension():
     assert errors[1] < errors[0] / 1.7
     assert errors[2] < errors[1] / 1.7
     assert errors[2] < 0.05
-
-
-@pytest.mark.parametrize(("first", "second"), [(10, 10), (10, 70), (70, 10), (40, 40)])
-@pytest.mark.parametrize("dim", [24, 200])
-def test_merging_equals_one_pass(first, second, dim):
-    J = reference.matrix("decaying", first + second, 60)
-    g = batch(reference.probes(J))
-    one, two = sketch(RandomProjection(dim, seed=1), J[:first]), sketch(RandomProjection(dim, seed=1), J[first:])
-    one.merge(two)
-    merged, whole = one.finalise(0.1), sketch(RandomProjection(dim, seed=1), J).finalise(0.1)
-    np.testing.assert_allclose(merged.variance(g), whole.variance(g), rtol=1e-8)
-    np.testing.assert_allclose(merged.leverage(g), whole.leverage(g), rtol=1e-8)
-    assert merged.missed_parameters == pytest.approx(whole.missed_parameters, abs=1e-8)
-    assert merged.describe() == whole.describe()
-    alone = sketch(RandomProjection(dim, seed=1), J[first:]).finalise(0.1)
-    np.testing.assert_allclose(two.finalise(0.1).variance(g), alone.variance(g), rtol=1e-8)
-
-
-def test_an_empty_projection_merges_both_ways():
-    J = reference.matrix("decaying", 15, 40)
-    full, empty = sketch(RandomProjection(10), J), RandomProjection(10).start()
-    full.merge(empty)
-    empty.merge(full)
-    one, two = full.finalise(0.1), empty.finalise(0.1)
-    np.testing.assert_array_equal(one.variance(batch(J)), two.variance(batch(J)))
-    assert one.describe() == two.describe()
 
 
 def test_different_projections_do_not_merge():
