@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -86,7 +87,9 @@ class ExactRows(Accumulator):
             raise ValueError("no rows were given")
         self.clear()
         if gram is not None:
-            return DiagonalPrimal.of(gram) if damping is None else PrimalCovariance.of(gram, damping)
+            if damping is None:
+                return DiagonalPrimal.of(gram, None)
+            return PrimalCovariance(damping, _factorised(gram, damping))
         J = GradientBatch.concatenate(kept)
         if damping == 0.0:
             raise ValueError(
@@ -94,7 +97,9 @@ class ExactRows(Accumulator):
                 "give a positive damping or weight_decay"
             )
         kernel = _kernel(J)
-        return DiagonalDual.of(kernel, J) if damping is None else DualCovariance.of(kernel, damping, J)
+        if damping is None:
+            return DiagonalDual.of(kernel, None, J)
+        return DualCovariance(damping, _factorised(kernel, damping), J)
 
     def _fold(self) -> None:
         for batch in self.kept:
@@ -113,7 +118,7 @@ class ExactRows(Accumulator):
 
 @dataclass(frozen=True, eq=False)
 class FactorisedCovariance(Covariance):
-    """A Cholesky factor, for one λ."""
+    """A Cholesky factor of JᵀJ + λI or of K + λI, for one λ."""
 
     damping: float
     A: DampedGram
@@ -126,15 +131,24 @@ class FactorisedCovariance(Covariance):
     def effective_parameters(self) -> float:
         return self.A.effective_size
 
+    def eigendecomposed(self) -> SpectralCovariance:
+        m, free = len(self.A.matrix), free_memory()
+        needed = square_bytes(m, damped=False)
+        if needed > free:  # a factor shares the memory of its matrix, eigenvectors do not
+            raise MemoryError(
+                f"eigenvectors of a {m:,} × {m:,} matrix take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
+                "calibrate with tune=False, which needs none, or fit with a smaller engine"
+            )
+        return self._decomposed(self.A.gram())
+
+    @abstractmethod
+    def _decomposed(self, gram: np.ndarray) -> SpectralCovariance:
+        """Return the same in the eigenbasis of JᵀJ or K, which is overwritten."""
+
 
 @dataclass(frozen=True, eq=False)
 class PrimalCovariance(FactorisedCovariance):
     """With u = A⁻¹g: q = g·u − λ u·u, h = g·u, p* = p − ‖λA⁻¹‖²_F."""
-
-    @classmethod
-    def of(cls, gram: np.ndarray, damping: float) -> PrimalCovariance:
-        """Factorise JᵀJ, given in an upper triangle, in place."""
-        return cls(damping, _factorised(gram, damping))
 
     def variance(self, g: GradientBatch) -> np.ndarray:
         z = self.A.half_solve(_columns(g))
@@ -150,12 +164,11 @@ class PrimalCovariance(FactorisedCovariance):
     def leverage(self, g: GradientBatch) -> np.ndarray:
         return _squared_norms(self.A.half_solve(_columns(g)))
 
-    def eigendecomposed(self) -> SpectralCovariance:
-        _check_room(self.A)
-        return DiagonalPrimal.of(self.A.gram(), self.damping)
-
     def describe(self) -> str:
-        return f"exact, primal form ({len(self.A.matrix):,} × {len(self.A.matrix):,})"
+        return f"exact, primal form {_shape(self.A.matrix)}"
+
+    def _decomposed(self, gram: np.ndarray) -> DiagonalPrimal:
+        return DiagonalPrimal.of(gram, self.damping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +177,6 @@ class DualCovariance(FactorisedCovariance):
 
     J: GradientBatch
 
-    @classmethod
-    def of(cls, kernel: np.ndarray, damping: float, J: GradientBatch) -> DualCovariance:
-        """Factorise K, given in an upper triangle, in place."""
-        return cls(damping, _factorised(kernel, damping), J)
-
     def variance(self, g: GradientBatch) -> np.ndarray:
         return _squared_norms(self.A.solve_half_solved(self._half_solved(g)))
 
@@ -176,12 +184,11 @@ class DualCovariance(FactorisedCovariance):
         explained = _squared_norms(self._half_solved(g))  # k·c
         return np.maximum(g.squared_norms - explained, 0.0) / self.damping
 
-    def eigendecomposed(self) -> SpectralCovariance:
-        _check_room(self.A)
-        return DiagonalDual.of(self.A.gram(), self.J, self.damping)
-
     def describe(self) -> str:
-        return f"exact, dual form ({len(self.A.matrix):,} × {len(self.A.matrix):,})"
+        return f"exact, dual form {_shape(self.A.matrix)}"
+
+    def _decomposed(self, gram: np.ndarray) -> DiagonalDual:
+        return DiagonalDual.of(gram, self.damping, self.J)
 
     def _half_solved(self, g: GradientBatch) -> np.ndarray:
         return self.A.half_solve(g.inner(self.J).T)
@@ -200,11 +207,10 @@ class DiagonalPrimal(_Diagonal):
     V: np.ndarray  # (p, r)
 
     @classmethod
-    def of(cls, gram: np.ndarray, damping: float | None = None) -> DiagonalPrimal:
+    def of(cls, gram: np.ndarray, damping: float | None) -> DiagonalPrimal:
         """Decompose JᵀJ, given in an upper triangle, in place."""
-        e, V = grams.eigh(gram)
-        r = _rank(e)
-        return cls(damping, e[:r], V[:, :r])
+        e, V = _nonzero_eigh(gram)
+        return cls(damping, e, V)
 
     def gram(self) -> np.ndarray:
         """Return JᵀJ to the last digits, in the upper triangle."""
@@ -216,7 +222,7 @@ class DiagonalPrimal(_Diagonal):
         return (_columns(g).T @ self.V) ** 2
 
     def describe(self) -> str:
-        return f"exact, in the eigenbasis of JᵀJ ({len(self.V):,} × {len(self.V):,})"
+        return f"exact, in the eigenbasis of JᵀJ {_shape(self.V)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,17 +233,16 @@ class DiagonalDual(_Diagonal):
     J: GradientBatch
 
     @classmethod
-    def of(cls, kernel: np.ndarray, J: GradientBatch, damping: float | None = None) -> DiagonalDual:
+    def of(cls, kernel: np.ndarray, damping: float | None, J: GradientBatch) -> DiagonalDual:
         """Decompose K, given in an upper triangle, in place."""
-        e, U = grams.eigh(kernel)
-        r = _rank(e)
-        return cls(damping, e[:r], U[:, :r] / np.sqrt(e[:r]), J)
+        e, U = _nonzero_eigh(kernel)
+        return cls(damping, e, U / np.sqrt(e), J)
 
     def squared_projections(self, g: GradientBatch) -> np.ndarray:
         return (g.inner(self.J) @ self.U) ** 2
 
     def describe(self) -> str:
-        return f"exact, in the eigenbasis of JJᵀ ({len(self.J):,} × {len(self.J):,})"
+        return f"exact, in the eigenbasis of JJᵀ {_shape(self.U)}"
 
 
 def accumulated_fields(covariance: Covariance) -> dict[str, Any]:
@@ -248,20 +253,15 @@ def accumulated_fields(covariance: Covariance) -> dict[str, Any]:
     return {"gram": covariance.A.gram() if isinstance(covariance, PrimalCovariance) else covariance.gram()}
 
 
-def _check_room(A: DampedGram) -> None:
-    """Raise where eigenvectors do not fit: a factor shares the memory of its matrix, they do not."""
-    m, free = len(A.matrix), free_memory()
-    needed = square_bytes(m, damped=False)
-    if needed > free:
-        raise MemoryError(
-            f"eigenvectors of a {m:,} × {m:,} matrix take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
-            "calibrate with tune=False, which needs none, or fit with a smaller engine"
-        )
+def _nonzero_eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the eigenvalues that are more than rounding, largest first, and their eigenvectors."""
+    e, V = grams.eigh(M)
+    r = int((e > len(e) * np.finfo(np.float64).eps * e[0]).sum())
+    return e[:r], V[:, :r]
 
 
-def _rank(e: np.ndarray) -> int:
-    """Return how many eigenvalues, largest first, are more than rounding."""
-    return int((e > len(e) * np.finfo(np.float64).eps * e[0]).sum())
+def _shape(matrix: np.ndarray) -> str:
+    return f"({len(matrix):,} × {len(matrix):,})"
 
 
 def _kernel(J: GradientBatch) -> np.ndarray:

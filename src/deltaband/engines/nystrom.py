@@ -22,7 +22,7 @@ from . import gram as grams
 from .base import Accumulator, Engine, Known, reduced, register, shared
 from .cost import Cost, Problem
 from .residual_spectrum import ResidualSpectrum
-from .spectral import SpectralCovariance, sigma
+from .spectral import SpectralCovariance, effective
 
 RELATIVE_ZERO = 1e-12  # of the largest eigenvalue of GGᵀ: below is rounding, such as between equal landmarks
 RELEVANT_ROUNDING = 0.1  # of λ
@@ -240,26 +240,13 @@ class NystromCovariance(SpectralCovariance):
         return (R + math.sqrt(R * (R + 4 * float(self.eigenvalues.max(initial=0.0))))) / 2
 
     @property
-    def effective_parameters(self) -> float:
-        found = super().effective_parameters
-        return found + self.tail.parameters(self.eigenvalues, self.chosen_damping) if self.adds_tail else found
+    def added_tail(self) -> ResidualSpectrum | None:
+        return self.tail if self.adds_tail else None
 
     @property
     def missed_parameters(self) -> float:
-        at_most = super().effective_parameters + self.tail.parameters_at_most(self.chosen_damping)
-        return max(at_most - self.effective_parameters, 0.0)
-
-    def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
-        z2, rho = self.split(g)
-        q = z2 @ sigma(self.eigenvalues[:, None], dampings)
-        return q + np.outer(rho, self.tail.variance(self.eigenvalues, dampings)) if self.adds_tail else q
-
-    def leverage(self, g: GradientBatch) -> np.ndarray:
-        if not self.adds_tail:
-            return super().leverage(g)
-        z2, rho = self.split(g)
-        h = z2 @ (1 / (self.eigenvalues + self.chosen_damping))
-        return h + rho * self.tail.leverage(self.eigenvalues, self.chosen_damping)
+        held = float(effective(self.eigenvalues, self.chosen_damping).sum())
+        return max(held + self.tail.parameters_at_most(self.chosen_damping) - self.effective_parameters, 0.0)
 
     def squared_projections(self, g: GradientBatch) -> np.ndarray:
         return self.basis.coordinates(g) ** 2

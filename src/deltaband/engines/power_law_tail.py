@@ -49,18 +49,18 @@ class PowerLawTail:
     eigenvalues: np.ndarray  # all above 0
     n_rows: int  # N, at least as many
 
-    def variance(self, damping: float) -> float:
+    def variance(self, e: np.ndarray, damping: float) -> float:
         """Return q of a new row over its ρ."""
         h, mean, free = self._leverages(damping)
         spread = float(np.square(h - mean).sum()) + (self.n_rows - len(h)) * mean**2  # N·Var h
         return spread / (float(self.eigenvalues.sum()) * free**2) if free > 0 else 0.0
 
-    def leverage(self, damping: float) -> float:
+    def leverage(self, e: np.ndarray, damping: float) -> float:
         """Return h of a new row over its ρ."""
         _, mean, free = self._leverages(damping)
         return self.n_rows * mean / (float(self.eigenvalues.sum()) * free) if free > 0 else 0.0
 
-    def parameters(self, damping: float) -> float:
+    def parameters(self, e: np.ndarray, damping: float) -> float:
         """Return their part of p*."""
         return float(effective(self.eigenvalues, damping).sum())
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..network.gradient_batch import GradientBatch
 from ..storage.encoding import storable
 from .power_law_tail import PowerLawTail
-from .spectral import SpectralCovariance, effective, sigma
+from .spectral import SpectralCovariance, effective
 
 
 @storable
@@ -56,9 +56,8 @@ class SketchedCovariance(SpectralCovariance):
         return max(lost, float(self.added.max(initial=0.0)), largest)  # what stands in for JᵀJ − BᵀB is ≥ 0 too
 
     @property
-    def effective_parameters(self) -> float:
-        found = super().effective_parameters
-        return found if self.tail is None else found + self.tail.parameters(self.chosen_damping)
+    def added_tail(self) -> PowerLawTail | None:
+        return self.tail
 
     @property
     def missed_parameters(self) -> float:
@@ -76,18 +75,6 @@ class SketchedCovariance(SpectralCovariance):
             at_most = min(at_most, at_least + 2 * tail / damping)
         found = self.effective_parameters
         return max(float(at_most) - found, 0.0 if self.added is None else found - at_least, 0.0)
-
-    def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
-        if self.tail is None:
-            return super().variances(g, dampings)
-        z2, rho = self.split(g)
-        return z2 @ sigma(self.eigenvalues[:, None], dampings) + np.outer(rho, [*map(self.tail.variance, dampings)])
-
-    def leverage(self, g: GradientBatch) -> np.ndarray:
-        if self.tail is None:
-            return super().leverage(g)
-        z2, rho = self.split(g)
-        return z2 @ (1 / (self.eigenvalues + self.chosen_damping)) + rho * self.tail.leverage(self.chosen_damping)
 
     def squared_projections(self, g: GradientBatch) -> np.ndarray:
         return self._projections(g).cpu().double().numpy() ** 2

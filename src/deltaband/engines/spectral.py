@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -19,12 +19,27 @@ class Spectrum(NamedTuple):
     covariance_eigenvalues: np.ndarray  # (r,) d²/(d²+λ)²
 
 
+class Tail(Protocol):
+    """An estimate of what directions that are not held add, beside the eigenvalues e of those that are."""
+
+    def variance(self, e: np.ndarray, damping: Any) -> Any:
+        """Return q of a new row over its ρ = g·g − Σ (vⱼ·g)²."""
+
+    def leverage(self, e: np.ndarray, damping: Any) -> Any:
+        """Return h of a new row over its ρ."""
+
+    def parameters(self, e: np.ndarray, damping: float) -> float:
+        """Return what is to be added to p*."""
+
+
 @dataclass(frozen=True, eq=False)
 class SpectralCovariance(Covariance):
     """With orthonormal directions vⱼ and eigenvalues eⱼ of JᵀJ, and one eigenvalue `floor` for all other directions:
 
     q = Σ (vⱼ·g)² eⱼ/(eⱼ+λ)²,  p* = Σ 2hⱼ − h²ⱼ with hⱼ = eⱼ/(eⱼ+λ),
     h = Σ (vⱼ·g)²/(eⱼ+λ) + (g·g − Σ (vⱼ·g)²)/(floor+λ).
+
+    Where there is an `added_tail` for the other directions, its part is added instead of the floor's.
     """
 
     eigenvalues: np.ndarray  # (r,) largest first
@@ -43,6 +58,11 @@ class SpectralCovariance(Covariance):
         """The eigenvalue along all other directions."""
         return 0.0
 
+    @property
+    def added_tail(self) -> Tail | None:
+        """The estimate for the other directions."""
+        return None
+
     def at(self, damping: float) -> Self:
         """Return the same J with another λ."""
         return replace(self, damping=damping)
@@ -56,18 +76,25 @@ class SpectralCovariance(Covariance):
 
     @property
     def effective_parameters(self) -> float:
-        return float(effective(self.eigenvalues, self.chosen_damping).sum())
+        held, tail = float(effective(self.eigenvalues, self.chosen_damping).sum()), self.added_tail
+        return held if tail is None else held + tail.parameters(self.eigenvalues, self.chosen_damping)
 
     def variance(self, g: GradientBatch) -> np.ndarray:
         return self.variances(g, np.array([self.chosen_damping]))[:, 0]
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
-        return self.squared_projections(g) @ sigma(self.eigenvalues[:, None], dampings)
+        weights, tail = sigma(self.eigenvalues[:, None], dampings), self.added_tail
+        if tail is None:
+            return self.squared_projections(g) @ weights
+        z2, rho = self.split(g)
+        return z2 @ weights + np.outer(rho, [tail.variance(self.eigenvalues, damping) for damping in dampings])
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
-        z2, remainder = self.split(g)
-        inside, floor = z2 @ (1 / (self.eigenvalues + self.chosen_damping)), self.floor + self.chosen_damping
-        return inside + remainder / floor if floor else inside
+        (z2, rho), damping = self.split(g), self.chosen_damping
+        h = z2 @ (1 / (self.eigenvalues + damping))
+        if self.added_tail is not None:
+            return h + rho * self.added_tail.leverage(self.eigenvalues, damping)
+        return h + rho / (self.floor + damping) if self.floor + damping else h
 
     def spectrum(self) -> Spectrum:
         return Spectrum(np.sqrt(self.eigenvalues), sigma(self.eigenvalues, self.chosen_damping))
