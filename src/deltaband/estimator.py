@@ -265,7 +265,7 @@ class Estimator:
         """
         fits = self.fits_
         for fit in fits:
-            if fit.covariance.error_bound != 0.0:
+            if not fit.covariance.is_exact:
                 self._covariance(fit)
         return accuracy.worst_report(self.spec, fits, x, sample)
 

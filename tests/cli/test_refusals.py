@@ -116,8 +116,8 @@ CASES = {  # name: command, exit code, what the line says
     "an unknown engine": (
         fit(*WD, "--engine", "exakt"),
         2,
-        "--engine: there is no 'exakt' (did you mean 'exact'?); there are auto, exact, nystrom, random-projection, "
-        "important-directions, robust-frequent-directions, frequent-directions",
+        "--engine: there is no 'exakt' (did you mean 'exact'?); there are auto, exact, frequent-directions, "
+        "important-directions, nystrom, random-projection, robust-frequent-directions",
     ),
     "a bad level": (
         [*PREDICT, "test.csv", "--level", "95"],
@@ -267,7 +267,7 @@ def test_options_that_make_no_sense_are_refused(refused):
     assert refused(2, "is no key=value of exact, which has no settings", *fit(*WD, "--engine", "exact:rank=3"))
     assert refused(
         2,
-        "did you mean 'rank'.*which takes rank, tail, compress, memory",
+        "did you mean 'rank'.*which takes rank, compress, memory, tail",
         *fit(*WD, "--engine", "important-directions:rnk=3"),
     )
     assert refused(2, "rank must be a positive whole number", *fit(*WD, "--engine", "important-directions:rank=-3"))

@@ -13,10 +13,11 @@ import torch
 from deltaband import Exact, ImportantDirections, Nystrom, RandomProjection
 from deltaband.cli import rows as rows_module
 from deltaband.cli import tables
-from deltaband.cli.engines import ENGINES, engine, nbytes
+from deltaband.cli.engines import engine, nbytes
 from deltaband.cli.errors import Refusal
 from deltaband.cli.rows import StoredRows, group_values, number_batches, row_store, store_rows, to_numbers
 from deltaband.cli.tables import open_table, table_writer
+from deltaband.engines import registered_engines
 
 FRAME = pd.DataFrame({"a": np.arange(25) / 7, "file": np.arange(25), "text": [f'"{i}", and\nmore' for i in range(25)]})
 
@@ -217,5 +218,5 @@ def test_engines_are_written_as_their_constructors_say():
     )
     assert repr(engine("nystrom:landmarks=30,choose=leverage,seed=2")) == repr(Nystrom(30, choose="leverage", seed=2))
     assert repr(engine("random-projection:dim=64")) == repr(RandomProjection(64))
-    assert all(isinstance(engine(name), made) for name, made in ENGINES.items())
+    assert all(isinstance(engine(name), made) for name, made in registered_engines().items())
     assert (nbytes("2GB"), nbytes("1.5 MiB"), nbytes("1e6")) == (2e9, 1.5 * 2**20, 1e6)

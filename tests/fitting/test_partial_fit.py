@@ -201,8 +201,8 @@ def test_sketches_stay_within_their_certified_bound(engine, merge):
     covariance = band.fits_[0].covariance
     V = covariance.directions.double().numpy()
     sketch = (V.T * covariance.eigenvalues) @ V
-    if covariance._floor:
-        sketch += covariance._floor * (np.eye(J.shape[1]) - V.T @ V)
+    if covariance.floor:
+        sketch += covariance.floor * (np.eye(J.shape[1]) - V.T @ V)
     error = np.linalg.norm(J.T @ J - sketch, 2)
     assert error <= covariance.error_bound * (1 + 1e-6) + 1e-8 * np.linalg.norm(J, 2) ** 2
     if not isinstance(engine, ImportantDirections):  # which may let the largest directions go

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ..data.batches import Batches
 from ..data.row_record import pair_hashes, share_by_chance
-from ..engines import Covariance, SpectralCovariance
+from ..engines import Covariance
 from ..fitting.fit import Fit, evaluate_rows
 from ..metrics import interval_scores
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
+from ..storage.encoding import storable
 from .conformal import AllOutputs, ConformalScale, EachOutput, rows_needed
 from .scales import Scales
 
@@ -28,6 +29,7 @@ Residuals = Callable[[np.ndarray, Tensor], np.ndarray]  # outputs (b, m), target
 RowFunction = Callable[[GradientBatch], np.ndarray]
 
 
+@storable
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """The result of a calibration."""
@@ -61,7 +63,7 @@ class Calibration:
     def variance_functions(self) -> list[RowFunction]:
         """For each fit the function of gradients that returns q under each λ of the scales, (b, L)."""
         pairs = zip(self.covariances, self.scales, strict=True)
-        return [partial(_variances, covariance, scales) for covariance, scales in pairs]
+        return [partial(covariance.variances, dampings=scales.dampings) for covariance, scales in pairs]
 
 
 def calibrate(
@@ -106,18 +108,11 @@ def calibrate(
 def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
     """Return the candidate scales of a fit, and the covariance that answers for their λ."""
     if tune:
-        spectral = fit.covariance.diagonalised()
+        spectral = fit.covariance.eigendecomposed()
         return spectral, Scales.grid(spectral.eigenvalues, fit.n_rows * fit.n_outputs)
     if fit.covariance.damping is None:
         raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")
     return fit.covariance, Scales.single(fit.covariance.damping)
-
-
-def _variances(covariance: Covariance, scales: Scales, g: GradientBatch) -> np.ndarray:  # (b, L)
-    """Return q under each λ of the scales."""
-    if isinstance(covariance, SpectralCovariance):
-        return covariance.variances(g, scales.dampings)
-    return covariance.variance(g)[:, None]
 
 
 def _row_function(fit: Fit, covariance: Covariance, scales: Scales) -> RowFunction:
@@ -126,7 +121,7 @@ def _row_function(fit: Fit, covariance: Covariance, scales: Scales) -> RowFuncti
 
     def evaluate(g: GradientBatch) -> np.ndarray:  # (b, 2 + L)
         formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
-        return np.column_stack([formula, reference.leverage(g), _variances(covariance, scales, g)])
+        return np.column_stack([formula, reference.leverage(g), covariance.variances(g, scales.dampings)])
 
     return evaluate
 

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..results import Side
+from ..storage.encoding import storable
 from .scales import Scales
 
 NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates, candidates) array
 
 
+@storable
 @dataclass(frozen=True, eq=False)
 class ConformalScale:
     """Calibration rows under every candidate scale, from which the interval of a new row's residual follows.
@@ -147,6 +149,7 @@ class _Outputs:
         return np.stack([output.scale(of_output) for output, of_output in zip(self.outputs, q, strict=True)], axis=1)
 
 
+@storable
 @dataclass(frozen=True, eq=False)
 class EachOutput(_Outputs):
     """Outputs that are calibrated one by one."""
@@ -164,6 +167,7 @@ class EachOutput(_Outputs):
         return np.stack([low for low, _ in bounds], axis=1), np.stack([high for _, high in bounds], axis=1)
 
 
+@storable
 @dataclass(frozen=True, eq=False)
 class AllOutputs(_Outputs):
     """All outputs of a row within their bounds at once, with probability at least `level`:

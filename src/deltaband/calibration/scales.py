@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..damping import TYPICAL_RELATIVE_DAMPING
+from ..storage.encoding import storable
 
 RELATIVE_DAMPINGS = 10.0 ** np.arange(-8, 2)  # λ in units of the largest eigenvalue of JᵀJ
 VARIANCE_SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.999])  # of σ² that is b·q at the average training row
 
 
+@storable
 @dataclass(frozen=True, eq=False)
 class Scales:
     """Candidates c for σ² = 1 + b·q_λ, each with its own λ and b."""

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from ..storage.encoding import storable
 from ..validation import check_finite, describe, tensor_from_numpy
 
 
+@storable
 @dataclass(frozen=True)
 class Inputs:
     """Rows of one tensor, of several (`names` is None), or of tensors by name."""

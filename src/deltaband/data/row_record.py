@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..storage.encoding import storable
 from .inputs import Inputs
 
 
+@storable
 @dataclass(frozen=True, eq=False)
 class SeenRows:
     """The hashes of the rows that a fit has read."""
@@ -34,6 +36,7 @@ def share_by_chance(repeated: float, n: int) -> float:
     return repeated + 4 * math.sqrt(repeated * (1 - repeated) / n)
 
 
+@storable
 @dataclass(frozen=True, eq=False)
 class Sample:
     """Rows in random order, in one piece per row format."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowRecord, Sample, pair_hashes, share_by_chance
-from ..engines import Exact, Option, Problem
+from ..engines import Accumulator, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, Held
@@ -22,6 +22,7 @@ from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
 from ..network.model_copy import fingerprint, plain_autograd
 from ..network.network import Network
 from ..network.recomputed import Recomputed
+from ..storage.encoding import storable
 from . import accuracy
 from .fit import Fit, RowBuffer, checked_gradients, evaluate_sample
 from .spec import FitSpec
@@ -35,6 +36,7 @@ Skipped = Callable[[int, np.ndarray], None]  # the number of the first row, and 
 Checkpoint = Callable[["FitAccumulator"], None]
 
 
+@storable
 @dataclass(frozen=True)
 class Start:
     """What a fit starts with: its outputs, the plan's choice, the form of gradients, and the model's weights."""
@@ -59,7 +61,7 @@ class Start:
 class FitAccumulator:
     """Rows in, a `Fit` out: `take` any number of times, `merge` what others have taken, then `finish`."""
 
-    def __init__(self, spec: FitSpec, start: Start, engine: Any, seed: int = 0) -> None:
+    def __init__(self, spec: FitSpec, start: Start, engine: Accumulator, seed: int = 0) -> None:
         """Begin with an engine's accumulator that has been started for the plan's choice."""
         self.spec, self.start, self.engine = spec, start, engine
         self.network = network = start.network(spec)
@@ -73,7 +75,7 @@ class FitAccumulator:
         elif network.layers is not None:
             self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
         self._n_compared = 0
-        if not isinstance(option.engine, Exact):
+        if not option.engine.is_exact:
             self._n_compared = accuracy.affordable_rows(option.engine, problem, start.memory) // m
         self._n_leverages = max(1, min(LEVERAGE_ROWS, accuracy.SAMPLE_INPUT_BYTES // (m * problem.input_bytes)))
         self.record = RowRecord(max(self._n_leverages, self._n_compared), seed)
@@ -84,7 +86,7 @@ class FitAccumulator:
     def new_like(self) -> FitAccumulator:
         """Return an empty one that can be merged into this one, if the model's weights are still the same."""
         now = fingerprint(self.spec.network().twin)
-        return FitAccumulator(self.spec, replace(self.start, weights=now), self.engine.beside(), seed=self.n_rows)
+        return FitAccumulator(self.spec, replace(self.start, weights=now), self.engine.new_like(), seed=self.n_rows)
 
     @classmethod
     def of_fit(cls, spec: FitSpec, fit: Fit, memory: float) -> FitAccumulator:
@@ -102,7 +104,7 @@ class FitAccumulator:
             fit.n_returned,
             fit.fingerprint,
         )
-        made = cls(spec, start, engine.resumed(fit.covariance, n, p))
+        made = cls(spec, start, engine.resume(fit.covariance, n, p))
         made.record = RowRecord.from_seen(fit.seen, fit.sample, max(made._n_leverages, made._n_compared))
         made._losses, made._counts, made._energy, made.n_rows = fit.losses.copy(), fit.counts, math.inf, fit.n_rows
         return made
@@ -125,7 +127,7 @@ class FitAccumulator:
         start = state["start"]
         if spec.engine is not None:  # a file does not hold functions of the user's engine
             start = replace(start, option=replace(start.option, engine=spec.engine))
-        made = cls(spec, start, start.option.engine, seed or 0)
+        made = cls(spec, start, start.option.engine.from_state(state["engine"]), seed or 0)
         fresh = made.record
         made.restore(state)
         if seed is not None:
@@ -150,7 +152,7 @@ class FitAccumulator:
         """Raise unless so many rows fit into memory."""
         option, memory = self.start.option, self.start.memory
         problem = replace(option.problem, n_rows=n_rows * self.start.n_outputs)
-        if (needed := option.engine.nbytes(problem)) > memory:
+        if (needed := option.engine.cost(problem).nbytes) > memory:
             raise MemoryError(
                 f"{option.engine!r} would hold {needed / 1e9:.3g} GB with these rows, and has {memory / 1e9:.3g} GB: "
                 "begin again with an engine that does not grow with the rows, such as RandomProjection(), or give more "
@@ -179,7 +181,7 @@ class FitAccumulator:
     def all_reduce(self, total: Total, n_rows: int) -> bool:
         """Add up the engine's part over several processes, if it is a sum; return whether it is."""
         m, p = self.start.n_outputs, self.network.n_parameters
-        return self.engine.add_up(total, n_rows * m, p)
+        return self.engine.all_reduce(total, n_rows * m, p)
 
     def shares_rows(self, hashes: np.ndarray) -> bool:
         """Return whether more of these rows have been taken in already than there are equal rows anyway."""
@@ -249,10 +251,10 @@ class FitAccumulator:
             raise EmptyDataError(EMPTY_DATA_MESSAGE)
         if self._energy == 0.0:
             raise NoGradientError(DEPENDS_ON_NOTHING + self.spec.task.no_gradient_hint)
-        settings = self.engine.limited(2 * n_rows * m)
+        settings = self.engine.sized_engine(2 * n_rows * m)
         with plain_autograd(network.device):
-            covariance = self.engine.finalise(self.spec.damping.at(n_rows, start.n_returned))
-        exact, rows = covariance.error_bound == 0.0, self.record.sample()
+            covariance = self.engine.finish(self.spec.damping.at(n_rows, start.n_returned))
+        exact, rows = covariance.is_exact, self.record.sample()
         n_compared = 0 if exact else min(len(rows), self._n_compared)
         fit = Fit(
             covariance,

@@ -18,8 +18,8 @@ import numpy as np
 
 from ..data.inputs import Inputs
 from ..data.row_record import Sample
-from ..engines import Engine, Exact, Problem
-from ..engines.memory import largest
+from ..engines import Engine, Exact, Known, Problem
+from ..engines.cost import largest
 from ..errors import DeltabandWarning
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.model_copy import plain_autograd
@@ -39,11 +39,11 @@ def affordable_rows(engine: Engine, problem: Problem, memory: float) -> int:
 
     It is 0 where they would be too few, or where there is no room for a second engine beside the first.
     """
-    if 1.5 * engine.nbytes(problem) > memory:
+    if 1.5 * engine.cost(problem).nbytes > memory:
         return 0
     room = min(memory / 2, SAMPLE_GRADIENT_BYTES)
     most = min(SAMPLE_ROWS_AT_MOST, SAMPLE_INPUT_BYTES // problem.input_bytes)
-    rows = largest(lambda n: Exact().nbytes(replace(problem, n_rows=n)) <= room, most)
+    rows = largest(lambda n: Exact().cost(replace(problem, n_rows=n)).nbytes <= room, most)
     return rows if rows >= SAMPLE_ROWS_AT_LEAST else 0
 
 
@@ -60,7 +60,7 @@ def worst_report(spec: FitSpec, fits: Sequence[Fit], x: Any, sample: int | None)
         spec.network().check(X)
     reports = []
     for fit in fits:
-        if fit.covariance.error_bound == 0.0:
+        if fit.covariance.is_exact:
             reports.append(ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine)))
             continue
         if not min(fit.n_compared, len(fit.sample)):
@@ -95,7 +95,7 @@ def report(
     sample = sample.between(0, -(-n_sample // m))
     covariance = fit.covariance
     assert covariance.damping is not None
-    if not covariance.in_reach:
+    if not covariance.resolves_damping:
         return ErrorReport(math.inf, math.inf, math.nan, len(sample) * m, repr(fit.engine))
     from scipy.special import stdtrit
 
@@ -105,7 +105,7 @@ def report(
         warnings.simplefilter("ignore", DeltabandWarning)
         exact, q_exact = _fitted(network, fit, Exact(), sample, damping, rest)
         share = min(1.0, exact / p_star) if n < n_rows and p_star > 0 else 1.0
-        engine = fit.engine.limited(n // 2 if n < n_rows / 2 else n, share)
+        engine = fit.engine.resized(n // 2 if n < n_rows / 2 else n, share)
         sketched, q_sketched = _fitted(network, fit, engine, sample, damping, rest)
         q = evaluate_sample(network.again(fit.asked_layers), rest, covariance.variance, fit.rows_at_once)
     true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
@@ -139,13 +139,13 @@ def _fitted(
     """Return p* of the engine fitted to some rows, and its q of others."""
     n, itemsize = len(rows) * fit.n_outputs, network.dtype.itemsize
     problem = Problem(n, network.n_parameters, itemsize, fit.layers.factor_bytes, rows.pieces[0][:1].nbytes)
-    network = network.again(None if engine.wants_rows(problem) and fit.by_rows else fit.layers)
+    network = network.again(None if engine.cost(problem).wants_rows and fit.by_rows else fit.layers)
     with plain_autograd(network.device):
         sample = None
         if engine.sample_size:  # the rows are in random order
             leading = gradients(network, rows.between(0, -(-engine.sample_size // fit.n_outputs)))
             sample = GradientBatch.concatenate(leading).merged().between(0, engine.sample_size)
-        started = engine.start(n_rows=n, damping=damping, sample=sample)
+        started = engine.start(Known(n, damping, sample))
         rows_at_once = 0 if network.layers is None else PRODUCT_ROWS
         buffer = RowBuffer(lambda batch: started.update(batch.merged()), rows_at_once)
         for batch in gradients(network, rows):

@@ -17,6 +17,7 @@ from ..data.batches import Batches
 from ..data.inputs import Inputs
 from ..errors import ArtefactError, DamagedArtefactError, warn
 from ..network.model_copy import fingerprint
+from ..network.recomputed import network_hook, network_maker
 from ..storage import container
 from ..storage.atomic import writable
 from ..storage.encoding import Decoder, Encoder
@@ -85,7 +86,7 @@ class Checkpoint:
     def _read(self, path: Path) -> UnfinishedFit:
         tensors, texts = container.read(path, "checkpoint")
         self._check(path, json.loads(texts["checkpoint"]))
-        decode = Decoder(tensors, self._spec.stored_network)
+        decode = Decoder(tensors, network_maker(self._spec.stored_network))
         try:
             return UnfinishedFit(**decode(json.loads(texts["tree"])))
         except Exception as error:
@@ -164,9 +165,9 @@ class Checkpoint:
         """Write the state to the file; the file that was there becomes the previous one."""
         encode, fits = Encoder(), []
         for fit in done:
-            encode.outputs = fit.outputs
+            encode.hooks = network_hook(fit.outputs)
             fits.append(encode(fit))
-        encode.outputs = rows.start.outputs
+        encode.hooks = network_hook(rows.start.outputs)
         tree = {
             "done": {"tuple": fits},
             "rows": encode(rows.state()),

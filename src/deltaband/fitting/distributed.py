@@ -16,10 +16,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.row_record import RowSample
-from ..engines.memory import free_memory
+from ..engines.cost import free_memory
 from ..errors import DistributedFitError, EmptyDataError
 from ..network.model_copy import fingerprint
 from ..network.network import Network
+from ..network.recomputed import network_hook, network_maker
 from ..storage import container
 from ..storage.encoding import Decoder, Encoder
 from .accumulator import FitAccumulator
@@ -259,7 +260,7 @@ class ProcessGroup:
 
     def agree_on_fit(self, fit: Fit, network: Network) -> Fit:
         """Return the same fit in all processes to the last digit, which other processors may round differently."""
-        encode = Encoder()
+        encode = Encoder(network_hook(()))
         tree = container.as_json(encode(fit))
         if len(set(self.gather(container.digest(encode.tensors, {"fit": tree})))) == 1:
             return fit
@@ -269,7 +270,7 @@ class ProcessGroup:
 
 def _pack(value: Any) -> Any:
     """Return a tree and its tensors: what a file would hold, since networks and functions cannot be sent."""
-    encode = Encoder()
+    encode = Encoder(network_hook(()))
     return encode(value), {
         name: tensor.numpy() for name, tensor in encode.tensors.items()
     }  # torch cannot pickle uint64
@@ -280,7 +281,9 @@ def _unpack(packed: Any, network: MakeNetwork | None) -> Any:
         raise ValueError("no network is expected here")
 
     tree, arrays = packed
-    return Decoder({name: torch.from_numpy(each) for name, each in arrays.items()}, network or no_network)(tree)
+    return Decoder(
+        {name: torch.from_numpy(each) for name, each in arrays.items()}, network_maker(network or no_network)
+    )(tree)
 
 
 def _distributed_sampler(batches: Batches) -> DistributedSampler[Any] | None:

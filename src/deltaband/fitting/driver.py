@@ -15,13 +15,12 @@ import numpy as np
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
-from ..engines import Engine, Plan, Problem, plan_fit
-from ..engines.memory import free_memory
+from ..engines import Engine, Known, Plan, Problem, plan_fit
+from ..engines.cost import free_memory
 from ..errors import EmptyDataError, warn
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.model_copy import fingerprint, plain_autograd
 from ..network.network import Network
-from ..storage.encoding import settings
 from . import accuracy
 from .accumulator import FitAccumulator, Start, progress_bar
 from .checkpoint import Checkpoint
@@ -150,8 +149,8 @@ def check_mergeable(one: tuple[FitSpec, Sequence[Fit]], two: tuple[FitSpec, Sequ
 
 def _settings_but_size(engine: Engine) -> Any:
     """Return an engine's settings without its size, which the number of rows limits."""
-    sizes = ("rank", "landmarks", "memory")
-    return type(engine), {name: value for name, value in settings(engine).items() if name not in sizes}
+    sizes = (engine.size_setting, "memory")
+    return type(engine), {name: value for name, value in vars(engine).items() if name not in sizes}
 
 
 def plan(spec: FitSpec, batches: Batches) -> Plan:
@@ -267,7 +266,7 @@ def _planned(
         layers.inner_flops,
         seconds / (len(first) * m),
         damped=spec.damping.is_known,
-        twice=batches.reiterable,
+        reiterable=batches.reiterable,
     )
     return plan_fit(problem, spec.engine, memory), x, batches
 
@@ -285,7 +284,7 @@ def _planned_start(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
     assert layers is not None
-    if option.engine.wants_rows(option.problem):
+    if option.engine.cost(option.problem).wants_rows:
         network.take_rows(x)
     start = Start(
         outputs,
@@ -321,7 +320,7 @@ def _first_state(
     damping = spec.damping.at(n_rows, start.n_returned)
     with plain_autograd(network.device):
         gradients = None if sample is None else _sample_gradients(engine, network, batches, sample)
-        started = engine.start(n_rows=start.option.problem.n_rows, damping=damping, sample=gradients)
+        started = engine.start(Known(start.option.problem.n_rows, damping, gradients))
     return FitAccumulator(spec, start, started)
 
 

@@ -19,6 +19,7 @@ from ..network.layers.hooks import Layers
 from ..network.model_copy import plain_autograd
 from ..network.network import Network
 from ..results import Side
+from ..storage.encoding import storable
 from ..validation import check_finite
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
@@ -27,6 +28,7 @@ QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a momen
 RowFunction = Callable[[GradientBatch], np.ndarray]  # gradients of b rows -> (b, …)
 
 
+@storable
 @dataclass(frozen=True)
 class ErrorReport:
     """Relative errors of an approximate engine against the exact method, estimated on training rows.
@@ -56,6 +58,7 @@ class ErrorReport:
         )
 
 
+@storable
 @dataclass(frozen=True)
 class Fit:
     """All results of one fit: the covariance, and what is known of the training rows."""
@@ -107,7 +110,7 @@ class Fit:
         """Return the covariance that leverages are compared under: at the λ of the fit, or at a common one."""
         if self.covariance.damping is not None:
             return self.covariance
-        spectral = self.covariance.diagonalised()
+        spectral = self.covariance.eigendecomposed()
         return spectral.at(TYPICAL_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
 
     @property

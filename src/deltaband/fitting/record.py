@@ -12,6 +12,8 @@ from torch import nn
 from ..data.row_record import Sample
 from ..errors import ArtefactError
 from ..network.model_copy import fingerprint, unwrapped
+from ..network.network import Network
+from ..network.recomputed import network_hook, network_maker
 from ..storage.band_file import BandRecord, StoredBand
 from .fit import Fit
 from .spec import FitSpec
@@ -39,7 +41,7 @@ def record_of(
     }
     kept = tuple(fits) if sample else tuple(replace(fit, sample=Sample()) for fit in fits)
     state = dict(unwrapped(spec.model).state_dict()) if weights else {}
-    return BandRecord(about, spec.options(), kept, calibration, state)
+    return BandRecord(about, spec.options(), kept, calibration, state, network_hook)
 
 
 def check_shapes(stored: StoredBand, model: nn.Module) -> None:
@@ -56,7 +58,14 @@ def check_shapes(stored: StoredBand, model: nn.Module) -> None:
 
 def restored(stored: StoredBand, spec: FitSpec, strict: bool) -> tuple[tuple[Fit, ...], Any]:
     """Return the fits and the calibration of a file, if they belong to the weights of the spec's model."""
-    fits, calibration, recomputes = stored.decoded(spec.stored_network)
+    networks = []  # that compute the training rows again
+
+    def stored_network(outputs: tuple[int, ...], layers: Any) -> Network:
+        networks.append(spec.stored_network(outputs, layers))
+        return networks[-1]
+
+    fits, calibration = stored.decoded(network_maker(stored_network))
+    recomputes = bool(networks)
     fit, network = fits[0], spec.network()
     try:
         changed = spec.changed_weight(network, fit)

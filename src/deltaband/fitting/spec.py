@@ -15,12 +15,12 @@ from ..damping import Damping
 from ..data.batches import Batches, read
 from ..data.inputs import Inputs
 from ..engines import Engine
-from ..engines.memory import free_memory
+from ..engines.cost import free_memory
 from ..errors import warn
 from ..network.model_copy import fingerprint
 from ..network.network import Head, Network
 from ..network.parameter_selection import Choice
-from ..storage.encoding import text
+from ..storage.encoding import describe_setting
 from ..validation import check_bool, check_callable, check_memory
 from .fit import Fit, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
@@ -30,10 +30,9 @@ def parse_engine(engine: Any) -> Engine | None:
     """Return the engine, or None for "auto"."""
     if isinstance(engine, str) and engine == "auto":
         return None
-    if isinstance(engine, type) or not hasattr(engine, "finalise"):
+    if not isinstance(engine, Engine):
         raise TypeError(f"engine must be 'auto' or an engine such as Exact(), got {engine!r}")
-    found: Engine = engine
-    return found
+    return engine
 
 
 @dataclass(frozen=True)
@@ -157,11 +156,11 @@ class FitSpec:
     def functions(self) -> dict[str, str]:
         """Return names of the functions that it was constructed with, which no file can hold."""
         given = {"output": self.output, "batch": self.batch}
-        names = {name: text(each) for name, each in given.items() if each is not None}
+        names = {name: describe_setting(each) for name, each in given.items() if each is not None}
         scaler = self.task.transform
         return names if scaler is None else names | {"target_transform": type(scaler).__name__}
 
     def configuration(self) -> dict[str, str]:
         """Return all that matters for the result of a fit as texts: equal where fits can be resumed or merged."""
         given = {"kind": type(self.task).__name__, **self.options(), **self.functions()}
-        return {name: text(value) for name, value in given.items() if name != "memory"}
+        return {name: describe_setting(value) for name, value in given.items() if name != "memory"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from ..errors import ArtefactError
 from . import container
-from .encoding import Decoder, Encoder, MakeNetwork
+from .encoding import Decoder, Encoder
+
+Hooks = Mapping[Any, Callable[[Any], Any]]  # how networks are written and restored, which no file holds
 
 WEIGHTS_PREFIX = "weights."  # of their names among the tensors
 
@@ -35,12 +37,13 @@ class BandRecord:
     fits: tuple[Any, ...]
     calibration: Any
     weights: Mapping[str, Any]  # the model's state dict, or nothing
+    hooks: Callable[[tuple[int, ...]], Hooks]  # for the outputs of a fit
 
     def encoded(self, notes: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return the tensors and texts of the file."""
         encode, trees = Encoder(), []
         for fit in self.fits:
-            encode.outputs = fit.outputs
+            encode.hooks = self.hooks(fit.outputs)
             trees.append(encode(fit))
         tree = {"options": encode(self.options), "fits": trees, "calibration": encode(self.calibration)}
         texts = {
@@ -72,23 +75,16 @@ class StoredBand:
         tensors, texts = container.read(path, "band")
         try:
             tree = json.loads(texts["tree"])
-            options = Decoder(tensors, _no_network)(tree["options"])
+            options = Decoder(tensors)(tree["options"])
             return cls(path, json.loads(texts["band"]), options, tree, tensors)
         except Exception as error:
             raise _not_understood(path, error) from error
 
-    def decoded(self, network: MakeNetwork) -> tuple[tuple[Any, ...], Any, bool]:
-        """Return the fits, the calibration, and whether gradients are computed again from kept inputs."""
-        made = []
-
-        def counted(outputs: tuple[int, ...], layers: Any) -> Any:
-            made.append(network(outputs, layers))
-            return made[-1]
-
-        decode = Decoder(self.tensors, counted)
+    def decoded(self, hooks: Hooks) -> tuple[tuple[Any, ...], Any]:
+        """Return the fits and the calibration."""
+        decode = Decoder(self.tensors, hooks)
         try:
-            fits = tuple(decode(fit) for fit in self.tree["fits"])
-            return fits, decode(self.tree["calibration"]), bool(made)
+            return tuple(decode(fit) for fit in self.tree["fits"]), decode(self.tree["calibration"])
         except Exception as error:
             raise _not_understood(self.path, error) from error
 
@@ -213,7 +209,3 @@ def weights(path: str | Path) -> dict[str, Tensor]:
 
 def _not_understood(path: str | Path, error: Exception) -> ArtefactError:
     return ArtefactError(f"{path} is not a band that this version understands: {error}")
-
-
-def _no_network(outputs: tuple[int, ...], layers: Any) -> Any:
-    raise ValueError("no network is expected here")

@@ -18,7 +18,7 @@ from ..errors import ArtefactError, DamagedArtefactError
 from ..version import __version__
 from .atomic import atomic
 
-FORMAT = 1
+FORMAT = 2
 FIRST_BYTES = b'{"__metadata__"'  # of the header, after its length
 
 
@@ -58,10 +58,12 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
             metadata = dict(file.metadata() or {})
             if "format" not in metadata or kind not in metadata:
                 raise ArtefactError(f"{path} is a safetensors file, but not a {kind} of deltaband")
+            if int(metadata["format"]) < FORMAT:
+                raise ArtefactError(f"{path} was written by a version before the first release: fit again")
             if int(metadata["format"]) > FORMAT:
                 raise ArtefactError(
                     f"{path} was written by deltaband {metadata.get('deltaband')} in format {metadata['format']}, and "
-                    f"this version, {__version__}, reads formats up to {FORMAT}: update deltaband"
+                    f"this version, {__version__}, reads format {FORMAT}: update deltaband"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if metadata.pop("digest", None) != digest(tensors, metadata):

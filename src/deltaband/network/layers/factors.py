@@ -15,9 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...storage.encoding import storable
+
 PRODUCT_NUMBERS = 2**22  # of all positions of some rows times all positions of others, at once
 
 
+@storable
 @dataclass(frozen=True)
 class Rows:
     """Rows as they are."""
@@ -48,6 +51,7 @@ class Rows:
         return np.square(torch.linalg.vector_norm(self.values.cpu(), dim=1, dtype=torch.float64).numpy())
 
 
+@storable
 @dataclass(frozen=True)
 class Outer:
     """Σₜ δₜ ⊗ xₜ, and Σₜ δₜ behind it if there is a bias."""
@@ -98,6 +102,7 @@ class Outer:
         )
 
 
+@storable
 @dataclass(frozen=True)
 class Lookup:
     """Σₜ δₜ in the row of the table that was looked up at t: an embedding."""

@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map_only
 
 from ...errors import LayerMismatchError
+from ...storage.encoding import storable
 from .factors import Part, Rows, cheapest, compact, joined
 from .generic import alone, leaves, real_tensors
 from .recurrent import recurrent
@@ -28,6 +29,7 @@ DEPENDS_ON_NOTHING = (
 Places = frozenset[int | str]  # of arguments
 
 
+@storable
 @dataclass(frozen=True)
 class Layers:
     """The layers of a network by name, and what is left over."""
