@@ -47,7 +47,7 @@ def record_of(
 def check_shapes(stored: StoredBand, model: nn.Module) -> None:
     """Raise unless the model's parameters have the shapes that were saved."""
     shapes = {name: list(w.shape) for name, w in unwrapped(model).named_parameters()}
-    for name, shape in stored.about["parameters"].items():
+    for name, shape in stored.shapes.items():
         if shapes.get(name) != shape:
             found = f"is {tuple(shapes[name])}" if name in shapes else "is not there"
             raise ArtefactError(

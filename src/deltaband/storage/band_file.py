@@ -64,7 +64,9 @@ class StoredBand:
     """The content of a file, of which the fits are decoded when a network can be made."""
 
     path: Path
-    about: dict[str, Any]
+    kind: str  # the name of the estimator's class
+    functions: dict[str, str]  # the arguments that no file holds, by name
+    shapes: dict[str, list[int]]  # of the model's parameters
     options: dict[str, Any]
     tree: dict[str, Any]
     tensors: Mapping[str, Tensor]
@@ -76,7 +78,8 @@ class StoredBand:
         try:
             tree = json.loads(texts["tree"])
             options = Decoder(tensors)(tree["options"])
-            return cls(path, json.loads(texts["band"]), options, tree, tensors)
+            about = json.loads(texts["band"])
+            return cls(path, about["kind"], about["functions"], about["parameters"], options, tree, tensors)
         except Exception as error:
             raise _not_understood(path, error) from error
 
@@ -153,7 +156,7 @@ def load(
     """
     stored = StoredBand.read(Path(path))
     given = {"output": output, "batch": batch, "target_transform": target_transform}
-    needed = stored.about["functions"]
+    needed = stored.functions
     for name, value in given.items():
         if name in needed and value is None:
             raise ArtefactError(
@@ -161,9 +164,9 @@ def load(
             )
         if name not in needed and value is not None:
             raise ArtefactError(f"{path} was fitted without {name}: leave it out")
-    estimator = ESTIMATORS.get(stored.about["kind"])
+    estimator = ESTIMATORS.get(stored.kind)
     if estimator is None:
-        raise _not_understood(path, KeyError(stored.about["kind"]))
+        raise _not_understood(path, KeyError(stored.kind))
     return estimator.from_stored(stored, model, strict, {name: given[name] for name in needed})
 
 
