@@ -22,7 +22,7 @@ from .fitting.evaluate import check_outputs
 from .fitting.fit import Fit
 from .network.log_odds import joint_fisher, largest, log_odds, own_fisher
 from .network.network import Head
-from .network.parameter_selection import Choice
+from .network.parameter_selection import ParameterChoice
 from .results import ClassIntervals, Intervals, like, parse_levels
 from .validation import whole_numbers
 
@@ -69,7 +69,7 @@ class ClassificationIntervals(Band):
         per_output: bool = False,
         engine: Engine | Literal["auto"] = "auto",
         memory: float | None = None,
-        parameters: Choice = "all",
+        parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
     ) -> None:
@@ -98,8 +98,7 @@ class ClassificationIntervals(Band):
             labels.refuse_names(y)
             x, _, _ = self._read(data, y, n_rows).peek()
             network = self._network()
-            network.check(x)
-            labels.checked(reading.targets(y), network.n_returned)
+            labels.checked(reading.targets(y), network.validate(x).n_returned)
         tally = Tally()
         try:
             fits = self._fit_to(self._read(data, y, n_rows), progress, tally)

@@ -24,7 +24,7 @@ from .fitting.band import Band, Question
 from .fitting.checkpoint import EVERY, Checkpoint
 from .fitting.fit import Fit
 from .network.network import Head
-from .network.parameter_selection import Choice
+from .network.parameter_selection import ParameterChoice
 from .results import Intervals, like, parse_levels
 from .target_transform import Units
 from .validation import whole_numbers
@@ -88,7 +88,7 @@ class PredictionIntervals(Band):
         memory: float | None = None,
         outputs: int | Sequence[int] | None = None,
         per_output: bool = False,
-        parameters: Choice = "all",
+        parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
         target_transform: Any = None,

@@ -14,10 +14,10 @@ from deltaband import DeltabandWarning, Exact, PredictionIntervals
 from deltaband.engines import Problem, projection
 from deltaband.engines.exact import DualCovariance, PrimalCovariance
 from deltaband.engines.projection import Projection, RandomProjection
-from deltaband.network.gradient_batch import GradientBatch, Held
-from deltaband.network.layers.factors import Lookup, Outer, Rows
+from deltaband.network.gradient_batch import GradientBatch, StoredBlock
+from deltaband.network.layers.factors import DenseRows, EmbeddingRows, OuterProducts
 from deltaband.network.network import Network
-from tests.support.networks import batch, mlp, regression
+from tests.support.networks import batch, mlp, probed, regression
 
 SHAPES = [(90, 60, 24), (15, 60, 24), (40, 60, 10), (40, 60, 3), (20, 30, 1)]  # n, p, dim
 
@@ -346,14 +346,13 @@ class Sequence(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 7, 20, 60, 1000])
 def test_a_layer_is_projected_without_its_rows(monkeypatch, width, dtype):
-    network = Network(Sequence().to(dtype))
     x = torch.randint(50, (9, 2), generator=torch.Generator().manual_seed(1))
-    network.examine(x)
+    network = probed(Network(Sequence().to(dtype)), x)
     g = network.gradients(x)[1]
-    assert {type(part) for part in g.blocks[0].parts()} == {Lookup, Outer, Rows}
+    assert {type(part) for part in g.blocks[0].parts()} == {EmbeddingRows, OuterProducts, DenseRows}
     expected = g.rows().double().numpy() @ reference.projection(14, g.n_parameters, seed=0).T
     monkeypatch.setattr(projection, "WIDTH", width)
-    monkeypatch.setattr(Outer, "rows", None)
+    monkeypatch.setattr(OuterProducts, "rows", None)
     monkeypatch.setattr(GradientBatch, "rows", None)
     engine = RandomProjection(14).start(n_rows=9)
     engine.update(g)
@@ -365,7 +364,7 @@ def test_a_layer_is_projected_without_its_rows(monkeypatch, width, dtype):
 def test_of_the_rows_of_a_large_layer_there_are_never_more_than_some_columns():
     b, a, o = 200, 1000, 1000
     generator = torch.Generator().manual_seed(0)
-    g = GradientBatch((Held((Outer(*torch.randn(2, b, 1, a, generator=generator), bias=True),)),))
+    g = GradientBatch((StoredBlock((OuterProducts(*torch.randn(2, b, 1, a, generator=generator), bias=True),)),))
     most = max(columns.nbytes for columns in g.columns(10_000))
     assert most == 8 * b * 10_000  # all rows would be 1.6 GB
     formed = [g.blocks[0].parts()[0].columns(start, start + 10_000) for start in (0, 4_500, o * a - 9_000)]

@@ -77,7 +77,7 @@ def _pass(
     """Residuals (n, m), what is asked of each output's rows, (n, 2 + L), and hashes (n,)."""
     questions = [_question(*of_fit) for of_fit in zip(fits, covariances, scales, strict=True)]
     parts = []
-    for x, targets, first in batches.chunks(lambda x: max(networks[0].check(x), fits[0].rows_at_once)):
+    for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
         asked = [
             ask(network, x, question, fit.rows_at_once, first)
             for fit, network, question in zip(fits, networks, questions, strict=True)

@@ -18,10 +18,10 @@ from ..data.row_record import RowTrace, Sample, pair_hashes, share_by_chance
 from ..engines import Engine, Exact, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
-from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, Held
+from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, StoredBlock
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
-from ..network.model_copy import fingerprint, plain_autograd
-from ..network.network import Network
+from ..network.model_copy import plain_autograd
+from ..network.network import Network, OutputShape
 from ..network.recomputed import Recomputed
 from . import accuracy as error
 from .evaluate import ask_sample, checked_gradients
@@ -59,7 +59,7 @@ class Accumulation:
         # rows are taken as they come; inner products are faster for many at once
         self._rows_at_once = 0
         if self._remember is not None:
-            self._rows_at_once = self._remember.together
+            self._rows_at_once = self._remember.rows_in_memory
         elif network.layers is not None:
             self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
         self._n_compared = 0
@@ -73,16 +73,16 @@ class Accumulation:
 
     def beside(self, network: Network) -> Accumulation:
         """An empty one that can be merged into this one, if the network is still the same."""
-        weights = fingerprint(network.twin)
-        network.layers = self.network.layers
-        network.n_outputs, network.n_returned = self.network.n_outputs, self.network.n_returned
+        weights = network.fingerprint
+        network = network.with_layers(self.network.layers, self.network.shape)
         engine = self.engine.beside()
         return Accumulation(network, self.layers, engine, self._option, self._memory, weights, seed=self.count)
 
     @classmethod
     def of(cls, fit: Fit, network: Network, engine: Engine, memory: float) -> Accumulation:
         """The rows that were fitted to. The fit stays as it is."""
-        network.n_outputs, network.n_returned = m, _ = fit.n_outputs, fit.n_returned
+        m = fit.n_outputs
+        network = network.with_layers(network.layers, OutputShape(m, fit.n_returned))
         n, p, itemsize = fit.n_rows * m, fit.n_parameters, network.dtype.itemsize
         sample = fit.sample
         input_bytes = max((x.nbytes // len(x) for x in sample.pieces), default=1)
@@ -118,8 +118,8 @@ class Accumulation:
         holds its functions. With a seed it keeps other rows in mind than others that begin in the same state."""
         option, layers = state["option"], state["layers"]
         option = option if engine is None else replace(option, engine=engine)
-        network.layers = None if state["by_rows"] else layers
-        network.n_outputs, network.n_returned = state["n_outputs"], state["n_returned"]
+        shape = OutputShape(state["n_outputs"], state["n_returned"])
+        network = network.with_layers(None if state["by_rows"] else layers, shape)
         made = cls(network, layers, option.engine, option, state["memory"], state["weights"], seed or 0)
         fresh = made._trace
         made.resume(state)
@@ -207,12 +207,12 @@ class Accumulation:
                 seen(first, pair_hashes(network.prepare(x), y))
                 shown.update(len(x))
 
-            chunks = batches.chunks(network.check, self.count - before, skip)
+            chunks = batches.chunks(network.chunk_rows, self.count - before, skip)
             for chunk, (x, targets, first) in enumerate(chunks):
                 if chunk & (chunk - 1) == 0:  # the first, the second, the third, the fifth, the ninth …
                     network.verify(x)
                 outputs = []
-                for group, (part, g) in zip(network.groups(), checked_gradients(network, x, first), strict=True):
+                for group, (part, g) in zip(network.groups(x), checked_gradients(network, x, first), strict=True):
                     outputs.append(part.cpu())
                     waiting.append(g if self._remember is None else self._remember(x, group))
                     if sum(map(len, waiting)) >= self._rows_at_once:
@@ -290,7 +290,7 @@ def _with_leverages(found: Fit, network: Network, rows: Sample, exact: bool) -> 
 
 def _together(batches: list[GradientBatch]) -> GradientBatch:
     batch = GradientBatch.concatenate(batches)
-    return batch.merged() if all(isinstance(block, Held) for block in batch.blocks) else batch
+    return batch.merged() if all(isinstance(block, StoredBlock) for block in batch.blocks) else batch
 
 
 def bar(description: str, batches: Batches, progress: bool) -> Any:
@@ -304,10 +304,10 @@ class _Inputs:
     """Of each row the input alone, in the place of its gradient."""
 
     def __init__(self, network: Network, problem: Problem, spare: float) -> None:
-        self.network = network.again(network.layers, own_weights=True)
+        self.network = network.copy(own_weights=True)
         # half is for the rows that meet them
         weights = problem.n_parameters * problem.itemsize
-        self.together = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
+        self.rows_in_memory = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
 
     def __call__(self, x: Inputs, group: slice) -> GradientBatch:
-        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.together),))
+        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.rows_in_memory),))

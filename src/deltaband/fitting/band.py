@@ -23,10 +23,10 @@ from ..engines import Covariance, Engine, Plan, Spectrum
 from ..engines.memory import free_memory
 from ..engines.spectral import SpectralCovariance
 from ..errors import NotFittedError, warn
+from ..network.cache import NetworkCache
 from ..network.gradient_batch import GradientBatch
-from ..network.model_copy import fingerprint
 from ..network.network import Head, Network
-from ..network.parameter_selection import Choice
+from ..network.parameter_selection import ParameterChoice
 from ..storage import encoding
 from . import accuracy as error
 from . import start as fitting
@@ -54,7 +54,7 @@ class Band:
         damping: Damping,
         engine: Engine | Literal["auto"],
         memory: float | None,
-        parameters: Choice,
+        parameters: ParameterChoice,
         output: Callable[[Any], Tensor] | None,
         batch: Callable[[Any], tuple[Any, Any]] | None,
         per_output: bool,
@@ -78,6 +78,7 @@ class Band:
         self._pairs = batch
         self._per_output = per_output
         self._fits: tuple[Fit, ...] = ()
+        self._networks = NetworkCache()
         self._network()  # whatever is wrong with the model is said now
 
     def plan(self, data: Any, y: Any = None, *, n_rows: int | None = None) -> Plan:
@@ -112,7 +113,7 @@ class Band:
             X.check_finite()
             if len(X) == 0:
                 raise ValueError("x has no rows: give some, or none at all for an estimate over training rows")
-            self._network().check(X)
+            self._network().validate(X)
         reports = [self._error_report(fit, X, sample) for fit in fits]
         return max(reports, key=lambda report: report.width)
 
@@ -270,8 +271,9 @@ class Band:
         return None if isinstance(self.engine, str) else self.engine
 
     def _network(self, head: Head | None = None, fit: Fit | None = None) -> Network:
+        """For this thread and this call; what is kept needs a copy."""
         layers = None if fit is None else fit.asked_layers
-        return Network(self.model, layers, parameters=self._parameters, output=self._output, head=head)
+        return self._networks.network(self.model, layers, parameters=self._parameters, output=self._output, head=head)
 
     def _read(self, data: Any, y: Any = None, n_rows: int | None = None) -> Batches:
         return reading.read(data, y, n_rows, self._pairs)
@@ -298,7 +300,7 @@ class Band:
         network = self._network()
         outputs = network.outputs(x).cpu().double()
         self._check_targets(outputs, y)
-        groups = self._groups(network.n_returned)
+        groups = self._groups(network.validate(x).n_returned)
         if len(groups) > 1 and not batches.twice:
             raise ValueError(
                 "per_output=True reads the data once for each output, which an iterator or generator does not allow: "
@@ -332,7 +334,7 @@ class Band:
         memory = self._memory_each(len(groups))
         fits = [] if found is None else list(found.done)
         for outputs in groups[len(fits) :]:
-            network = self._network(self._fitted_head(outputs))
+            network = self._network(self._fitted_head(outputs)).copy()
             seen = keep = None
             if found is not None and checkpoint is not None:
                 rows, found, seen = Accumulation.from_state(found.rows, network, self._engine), None, checkpoint.seen
@@ -370,7 +372,6 @@ class Band:
                 columns.append(np.zeros((0, fit.n_outputs)))
                 answers += [np.zeros(0)] * fit.n_outputs
             elif questions is None:
-                network.check(X)
                 outputs = network.outputs(X)
                 check_outputs(outputs)
                 columns.append(outputs.cpu().double().numpy())
@@ -405,7 +406,9 @@ class Band:
                 f"the model has {network.n_parameters:,} trainable parameters now and had {fit.n_parameters:,} at fit: "
                 "call fit again"
             )
-        now = fingerprint(network.twin)
+        now = network.fingerprint
+        if now == fit.fingerprint:
+            return None
         return next((name for name in {**fit.fingerprint, **now} if now.get(name) != fit.fingerprint.get(name)), None)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from ..data.batches import Batches
 from ..data.inputs import Inputs
 from ..errors import ArtefactError, DamagedArtefactError, warn
-from ..network.model_copy import fingerprint
 from ..network.network import Network
 from ..storage import container as artefact
 from ..storage.atomic import writable
@@ -168,7 +167,7 @@ class Checkpoint:
         options = self._band._given()
         return {
             "options": {**options, "process": self._process} if self._process else options,
-            "weights": fingerprint(self._band._network().twin),
+            "weights": self._band._network().fingerprint,
             "n_rows": n_rows,
         }
 
@@ -187,4 +186,4 @@ class Checkpoint:
 
     def _network(self, outputs: tuple[int, ...], layers: Any) -> Network:
         head = self._band._fitted_head(outputs)
-        return self._band._network(head).again(layers, own_weights=True)
+        return self._band._network(head).with_layers(layers).copy(own_weights=True)

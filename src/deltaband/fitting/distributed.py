@@ -16,8 +16,7 @@ from ..data.batches import EMPTY, Batches
 from ..data.row_record import RowSample
 from ..engines.memory import free_memory
 from ..errors import EmptyDataError, warn
-from ..network.model_copy import fingerprint
-from ..network.network import Network
+from ..network.network import Network, OutputShape
 from ..storage import container as artefact
 from ..storage.encoding import Encoder
 from . import start as fitting
@@ -65,7 +64,7 @@ def fits(
     run = team.share(secrets.token_hex(8), 0)
     done = [] if found is None else list(found.done)
     for outputs in groups[len(done) :]:
-        network = band._network(band._fitted_head(outputs))
+        network = band._network(band._fitted_head(outputs)).copy()
         seen = keep = None
         if kept is not None:
             keep = partial(kept.keep, done, outputs)
@@ -145,15 +144,15 @@ def _begun(
     team: Team,
 ) -> tuple[Accumulation, Batches]:
     """As `fitting.begun`, with one plan and one sample for all: the lead makes them."""
-    weights = fingerprint(network.twin)
+    weights = network.fingerprint
     found, engine, damping = None, band._engine, band._damping
     with team.step():
         if team.rank == lead:
             found, batches = fitting.chosen(network, batches, engine, damping, memory, in_all)
-    about = None if found is None else (*found, network.layers is None, network.n_outputs, network.n_returned)
-    option, memory, layers, by_rows, network.n_outputs, network.n_returned = team.share(about, lead)
-    network.layers = None if by_rows else layers
-    found = fitting.Chosen(option, memory, layers)
+    about = None if found is None else (*found[:4], *found.shape)
+    option, memory, layers, by_rows, n_outputs, n_returned = team.share(about, lead)
+    found = fitting.Chosen(option, memory, layers, by_rows, OutputShape(n_outputs, n_returned))
+    network = found.network(network)
     sample, wanted = None, option.engine.sample_size
     with team.step():
         if wanted:
@@ -211,7 +210,7 @@ def _memory(band: Band, n_fits: int, team: Team) -> float:
 def _check_alike(band: Band, batches: Batches, team: Team) -> None:
     sampler, names = _sampler(batches), ("seed", "epoch", "shuffle", "drop_last")
     drawn = {} if sampler is None else {name: getattr(sampler, name) for name in names}
-    every = team.gather([band._given(), fingerprint(band._network().twin), drawn])
+    every = team.gather([band._given(), band._network().fingerprint, drawn])
     kinds = ("", "weights of ", "DistributedSamplers, in their ")
     for rank, each in enumerate(every):
         for what, mine, theirs in zip(kinds, every[0], each, strict=True):
@@ -226,7 +225,7 @@ def _agreed(fit: Fit, team: Team, network: Network) -> Fit:
     tree = artefact.as_json(encode(fit))
     if len(set(team.gather(artefact.digest(encode.tensors, {"fit": tree})))) == 1:
         return fit
-    shared: Fit = team.share(fit, 0, lambda outputs, layers: network.again(layers, own_weights=True))
+    shared: Fit = team.share(fit, 0, lambda outputs, layers: network.with_layers(layers).copy(own_weights=True))
     return shared
 
 

@@ -30,9 +30,9 @@ def ask(
     answers: list[np.ndarray] = []
     waiting: list[GradientBatch] = []
     with plain_autograd(network.device):
-        rows = network.check(X)
+        rows = network.chunk_rows(X)
         if rows_at_once:
-            rows = max(1, min(rows, rows_at_once // network.n_outputs))
+            rows = max(1, min(rows, rows_at_once // network.validate(X).n_outputs))
         for x in X.split(rows):
             parts = []
             for part, gradients in checked_gradients(network, x, first):
@@ -62,7 +62,7 @@ def ask_sample(
 def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple[Tensor, GradientBatch]]:
     """Outputs and gradients, all finite, of some of the outputs at a time; `first` is the first row's number in the
     data."""
-    for group in network.groups():
+    for group in network.groups(x):
         outputs, gradients = network.gradients(x, group)
         check_outputs(outputs, first)
         norms = torch.from_numpy(gradients.squared_norms).reshape(-1, len(x)).T

@@ -31,7 +31,7 @@ def taken_in(
         fitting.check(band._engine, batches, band._damping, in_all)
     new = []
     for i, outputs in enumerate(groups):
-        network = band._network(band._fitted_head(outputs))
+        network = band._network(band._fitted_head(outputs)).copy()
         if growing:
             rows = growing[i].rows.beside(network)
         else:
@@ -60,7 +60,7 @@ def resumed(band: Band, fits: Sequence[Fit]) -> tuple[Growing, ...]:
     memory = band._memory_each(len(fits)) or free_memory()
     made = []
     for fit in fits:
-        network = band._network(band._fitted_head(fit.outputs), fit)
+        network = band._network(band._fitted_head(fit.outputs), fit).copy()
         band._check_weights(network, fit)
         made.append(Growing(Accumulation.of(fit, network, band._engine or fit.engine, memory), fit.outputs))
     return tuple(made)

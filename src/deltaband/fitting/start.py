@@ -15,8 +15,8 @@ from ..engines import Engine, Option, Plan, Problem, plan_fit
 from ..errors import EmptyDataError
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.layers.hooks import Layers
-from ..network.model_copy import fingerprint, plain_autograd
-from ..network.network import Network
+from ..network.model_copy import plain_autograd
+from ..network.network import Network, OutputShape, Probe
 from . import accuracy as error
 from .accumulator import Accumulation, bar
 from .evaluate import checked_gradients
@@ -29,15 +29,15 @@ def planned(
     damping: Damping,
     memory: float | None,
     in_all: int | None,
-) -> tuple[Plan, Inputs, Batches]:
-    """The plan, the first rows, and the data as if nothing had been read. The network knows its layers afterwards."""
+) -> tuple[Plan, Inputs, Batches, Probe]:
+    """The plan, the first rows, the data as if nothing had been read, and what the network shows on them."""
     x, _, batches = batches.peek()
     with plain_autograd(network.device):
-        network.check(x)
-        layers = network.examine(x)
+        probe = network.probe(x)
+        layers, network = probe.layers, network.with_layers(*probe)
         looked = x[:CHUNK_ROWS_AT_LEAST]
         start = time.perf_counter()
-        network.gradients(looked, next(network.groups()))
+        network.gradients(looked, next(network.groups(looked)))
         seconds = time.perf_counter() - start
     m = network.n_outputs
     problem = Problem(
@@ -51,7 +51,7 @@ def planned(
         damped=damping.given,
         twice=batches.twice,
     )
-    return plan_fit(problem, engine, memory), x, batches
+    return plan_fit(problem, engine, memory), x, batches, probe
 
 
 class Chosen(NamedTuple):
@@ -60,6 +60,11 @@ class Chosen(NamedTuple):
     option: Option
     memory: float
     layers: Layers
+    by_rows: bool
+    shape: OutputShape
+
+    def network(self, network: Network) -> Network:
+        return network.with_layers(None if self.by_rows else self.layers, self.shape)
 
 
 def begun(
@@ -72,8 +77,9 @@ def begun(
     in_all: int | None,  # rows, if the batches are not all that will come
 ) -> tuple[Accumulation, Batches]:
     """Nothing taken in yet, and the data as if nothing had been read."""
-    weights = fingerprint(network.twin)  # as the model has them: a forward pass may write to the twin's buffers
+    weights = network.fingerprint  # as the model has them: a forward pass may write to the copy's buffers
     found, batches = chosen(network, batches, engine, damping, memory, in_all)
+    network = found.network(network)
     sample = None
     if found.option.engine.sample_size:
         sample = drawn(found.option.engine, network, batches, progress).rows()
@@ -88,17 +94,15 @@ def chosen(
     memory: float | None,
     in_all: int | None,
 ) -> tuple[Chosen, Batches]:
-    schedule, x, batches = planned(network, batches, engine, damping, memory, in_all)
-    option, layers = schedule.chosen, network.layers
+    schedule, x, batches, probe = planned(network, batches, engine, damping, memory, in_all)
+    option = schedule.chosen
     if option is None:
         used = "" if batches.twice else " (its first batch is read: a generator has to be made anew)"
         raise MemoryError(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
-    assert layers is not None
-    if option.engine.wants_rows(option.problem):
-        network.take_rows(x)
-    return Chosen(option, schedule.memory, layers), batches
+    by_rows = option.engine.wants_rows(option.problem) and network.rows_by_vmap_work(x)
+    return Chosen(option, schedule.memory, probe.layers, by_rows, probe.shape), batches
 
 
 def drawn(engine: Engine, network: Network, batches: Batches, progress: bool, process: int = 0) -> RowSample:
@@ -108,7 +112,7 @@ def drawn(engine: Engine, network: Network, batches: Batches, progress: bool, pr
     seed = [engine.seed, process] if process else engine.seed
     sample = RowSample(-(-engine.sample_size // network.n_outputs), seed)
     with plain_autograd(network.device), bar("deltaband, drawing a sample", batches, progress) as shown:
-        for x, _, _ in batches.chunks(network.check):
+        for x, _, _ in batches.chunks(network.chunk_rows):
             sample.update(network.prepare(x))
             shown.update(len(x))
     return sample
@@ -156,7 +160,7 @@ def _gradients(engine: Engine, network: Network, batches: Batches, rows: Sample)
         finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
         parts += [gradients.take(finite)] if len(finite) else []
     if not parts:
-        for x, _, first in batches.chunks(network.check):
+        for x, _, first in batches.chunks(network.chunk_rows):
             for _ in checked_gradients(network, x, first):
                 pass
     sample = GradientBatch.concatenate(parts).merged()

@@ -1,4 +1,4 @@
-"""What a network must be for its rows to have gradients of their own."""
+"""What a network must satisfy for each row to have a gradient of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANGES = (
 
 
 def check_output(y: Any, b: int) -> None:
-    """Real numbers for each of b rows."""
+    """Raise unless y holds real numbers for each of b rows."""
     if not isinstance(y, Tensor):
         raise TypeError(
             f"the network must return one tensor, got {type(y).__name__}; pick the prediction with "
@@ -34,15 +34,15 @@ def check_output(y: Any, b: int) -> None:
         )
 
 
-def check_own(
+def check_independent(
     evaluate: Callable[[Inputs], Tensor],
     x: Inputs,
     y: Tensor,  # (b, m)
     *which: int,
 ) -> None:
-    """The outputs of some rows are the same alone as they are, y, among all of these rows, and every time.
+    """Raise unless some rows have the same outputs alone as in y, among all of these rows, and every time.
 
-    Where a recurrent layer takes the rows for steps, only later rows depend on earlier ones, or the other way round.
+    Where a recurrent layer treats rows as steps, only later rows depend on earlier ones, or the other way round.
     """
     for row in which:
         try:
@@ -51,9 +51,9 @@ def check_own(
             raise ValueError(
                 f"the network could not be evaluated on a single row (does it normalise over a batch?): {error}"
             ) from error
-        if close(y[row], alone, 1e-3):
+        if _close(y[row], alone, 1e-3):
             continue
-        check_same(evaluate(x).detach(), y)
+        check_repeatable(evaluate(x).detach(), y)
         i = int((y[row] - alone).abs().nan_to_num(torch.inf).argmax())
         raise ValueError(
             f"the network's output for a row depends on the other rows of the batch ({alone[i].item():.4g} alone, "
@@ -62,18 +62,18 @@ def check_own(
         )
 
 
-def check_same(y: Tensor, again: Tensor) -> None:
-    if not close(y, again, 1e-5):
+def check_repeatable(y: Tensor, again: Tensor) -> None:
+    if not _close(y, again, 1e-5):
         raise ValueError(CHANGES)
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     scale = 1e-5 * (1 + float(b.abs().max().nan_to_num(0.0, 0.0, 0.0)))
     return torch.allclose(a, b, rtol=tolerance, atol=scale, equal_nan=True)
 
 
-def distinct(x: Inputs, most: int) -> Inputs:
-    """Up to `most` rows that differ; a single row beside itself with some noise, where that is possible."""
+def distinct_rows(x: Inputs, most: int) -> Inputs:
+    """Return up to `most` rows that differ; a single row and a copy of it with some noise, where that is possible."""
     rows = x[np.unique(np.linspace(0, len(x) - 1, most).round().astype(int))]
     if len(rows) > 1 and not all(bool((tensor == tensor[:1]).all()) for tensor in rows.tensors):
         return rows
@@ -93,7 +93,7 @@ def distinct(x: Inputs, most: int) -> Inputs:
 
 
 def first_difference(got: Tensor, expected: Tensor, sizes: dict[str, int]) -> str | None:  # (p,) twice
-    """The first parameter whose gradients differ by more than rounding, or a ReLU at its kink, can explain."""
+    """Return the first parameter whose gradients differ by more than rounding, or a ReLU at its kink, can explain."""
     scale = float(expected.norm())
     pieces = zip(sizes, *(torch.split(values, list(sizes.values())) for values in (got, expected)), strict=True)
     return next((n for n, a, b in pieces if float((a - b).norm()) > 1e-2 * float(b.norm()) + 1e-3 * scale), None)

@@ -20,7 +20,7 @@ from ..data.row_record import Sample
 from ..errors import ArtefactError
 from ..fitting.band import Band
 from ..intervals import PredictionIntervals
-from ..network.model_copy import fingerprint, unwrapped
+from ..network.model_copy import unwrap
 from ..network.network import Network
 from . import container as artefact
 from .encoding import Decoder, Encoder
@@ -76,7 +76,7 @@ def load(
 
         def network(outputs: tuple[int, ...], layers: Any) -> Network:
             head = band._fitted_head(outputs)
-            return band._network(head).again(layers, own_weights=True)
+            return band._network(head).with_layers(layers).copy(own_weights=True)
 
         decode = Decoder(tensors, network)
         options |= decode(tree["options"])
@@ -155,7 +155,7 @@ def _packed(
     }
     tensors = encode.tensors
     if weights:
-        for name, w in unwrapped(band.model).state_dict().items():
+        for name, w in unwrap(band.model).state_dict().items():
             if not isinstance(w, Tensor):
                 raise TypeError(f"{name!r} in the model's state dict is no tensor but {type(w).__name__}: not saved")
             tensors[WEIGHTS + name] = w.detach().cpu().contiguous().clone()
@@ -174,7 +174,7 @@ def _functions(path: str | Path, needed: Mapping[str, str], given: Mapping[str, 
 
 
 def _check_shapes(path: str | Path, model: nn.Module, saved: Mapping[str, list[int]]) -> None:
-    shapes = {name: list(w.shape) for name, w in unwrapped(model).named_parameters()}
+    shapes = {name: list(w.shape) for name, w in unwrap(model).named_parameters()}
     for name, shape in saved.items():
         if shapes.get(name) != shape:
             found = f"is {tuple(shapes[name])}" if name in shapes else "is not there"
@@ -192,7 +192,7 @@ def _check_weights(path: str | Path, band: Band, strict: bool, recomputed: bool)
         raise ArtefactError(f"{path} does not belong to this model: {error}") from None
     if changed is None:
         return
-    was, now = (digests.get(changed, "not there") for digests in (fit.fingerprint, fingerprint(network.twin)))
+    was, now = (digests.get(changed, "not there") for digests in (fit.fingerprint, network.fingerprint))
     message = f"the band was fitted to other weights than this model has: first {changed!r} ({was}, now {now})"
     if strict or recomputed:
         reason = "it computes its training rows again, with the weights" if recomputed else "strict=False only warns"

@@ -25,8 +25,8 @@ from ..engines import power_law_tail as unheld
 from ..engines import residual_spectrum as tail
 from ..fitting.accuracy import ErrorReport
 from ..fitting.fit import Fit
-from ..network.gradient_batch import GradientBatch, Held
-from ..network.layers.factors import Lookup, Outer, Rows
+from ..network.gradient_batch import GradientBatch, StoredBlock
+from ..network.layers.factors import DenseRows, EmbeddingRows, OuterProducts
 from ..network.layers.hooks import Layers
 from ..network.network import Network
 from ..network.recomputed import Recomputed
@@ -70,7 +70,8 @@ def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
         SeenRows: SeenRows._fields,
     }
     for cls in (
-        *(Fit, Layers, ErrorReport, Sample, Inputs, GradientBatch, Held, Recomputed, Rows, Outer, Lookup),
+        *(Fit, Layers, ErrorReport, Sample, Inputs, GradientBatch, StoredBlock, Recomputed),
+        *(DenseRows, OuterProducts, EmbeddingRows),
         *(nystrom.Basis, nystrom.RowSums, sketched.Totals, tail.Tail, unheld.Unheld, projection.Projection),
         *(calibration.Calibration, calibration.Scales, covariance.Option, covariance.Problem),
     ):

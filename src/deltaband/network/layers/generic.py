@@ -1,4 +1,4 @@
-"""The gradient of a layer of any kind, differentiated on its own: torch.func sees the layer, not the whole network."""
+"""Gradients of any layer, differentiated on its own: torch.func sees the layer, not the whole network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..model_copy import math_attention
-from .factors import Rows
+from .factors import DenseRows
 
 
-def alone(
+def per_row_vjp(
     layer: nn.Module,
     parameters: dict[str, Tensor],  # its own, by their names in it
     args: tuple[Any, ...],
@@ -23,9 +23,9 @@ def alone(
     deltas: Sequence[Tensor | None],  # of the real tensors in its output; None where nothing arrives
     b: int,
     dim: int,  # where the rows are in each tensor
-) -> Rows:
-    """Each row's vector–Jacobian product. Every tensor that the layer is given must hold the rows, each of them in one
-    piece or in several that follow each other; of attention it is known which tensor does not."""
+) -> DenseRows:
+    """Compute each row's vector–Jacobian product. Every tensor that the layer is given must hold the rows, each of them
+    in one piece or in several consecutive ones; for attention it is known which tensor does not."""
     bound = inspect.signature(layer.forward).bind(*args, **kwargs)
     arguments = dict(bound.arguments)
     dims = {name: tree_map(lambda leaf, name=name: _dim(layer, name, leaf, dim), arguments[name]) for name in arguments}
@@ -48,11 +48,11 @@ def alone(
     given, in_dims = tree_map(by_row, arguments, dims), tree_map(lambda dim: None if dim is None else 0, dims)
     with torch.no_grad(), math_attention():  # whatever else the layer holds needs no graph
         rows = vmap(pulled, in_dims=(in_dims, 0))(given, [by_row(deltas[i], dim) for i in arrived])
-    return Rows(torch.cat([rows[name].reshape(b, -1) for name in parameters], dim=1))
+    return DenseRows(torch.cat([rows[name].reshape(b, -1) for name in parameters], dim=1))
 
 
 def leaves(value: Any) -> list[Any]:
-    """What is in tuples, lists and dictionaries, however deep."""
+    """Return what is in tuples, lists and dictionaries, however deep."""
     return [value] if isinstance(value, Tensor) else tree_leaves(value)  # the first for speed
 
 
@@ -61,7 +61,7 @@ def real_tensors(output: Any) -> list[Tensor]:
 
 
 def _dim(layer: nn.Module, name: str, value: Any, dim: int) -> int | None:
-    """Where the rows are in an argument; None where there are none."""
+    """Return which dimension of an argument holds the rows; None if none does."""
     if not isinstance(value, Tensor):
         return None
     if isinstance(layer, nn.MultiheadAttention) and name in ("attn_mask", "key_padding_mask"):
