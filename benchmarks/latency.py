@@ -128,9 +128,9 @@ class Bare:
         basis = np.linalg.qr(np.random.default_rng(0).normal(size=(PROJECTED_DIM, PROJECTED_DIM)))[0]
 
         def variance(x: Tensor) -> np.ndarray:
-            rows, projected = self.rows(x).double().numpy(), np.zeros((PROJECTED_DIM, len(x)))
+            rows, projected = self.rows(x).numpy(), np.zeros((PROJECTED_DIM, len(x)))
             for start in range(0, self.p, PROJECTED_COLUMNS):
-                columns = rows[:, start : start + PROJECTED_COLUMNS]
+                columns = rows[:, start : start + PROJECTED_COLUMNS].astype(np.float64)
                 width = columns.shape[1]
                 words = np.random.PCG64(0).advance(4 * start).random_raw((width, 4)).view(np.int64)
                 at = np.arange(4) * (PROJECTED_DIM // 4) + ((words & 0x7FFFFFFF) * (PROJECTED_DIM // 4) >> 31)

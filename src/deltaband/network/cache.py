@@ -7,11 +7,12 @@ elements leaves no such trace: it is found by a hash of all weights, from time t
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ SEARCHED_DEPTH = 4
 IGNORED = frozenset(
     ("training", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", "_trainer", "_fabric")
 )
+ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
+CONTAINERS = (dict, OrderedDict, list, tuple, set, frozenset)
+STATELESS = (type, FunctionType, BuiltinFunctionType, MethodType, np.ndarray)  # or shared with the copy, as arrays are
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -112,8 +116,9 @@ class _Description:
         self.state = tuple(self._describe(value, SEARCHED_DEPTH) for value in given)
 
     def _describe(self, value: Any, depth: int) -> Any:
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
+        kind = type(value)
+        if kind in ATOMS or (kind in CONTAINERS and not value):
+            return value if kind in ATOMS else id(value)
         if id(value) in self._visited:
             return id(value)
         self._visited[id(value)] = value
@@ -122,14 +127,14 @@ class _Description:
             return id(value), value.data_ptr(), value._version, value.shape, value.dtype, value.requires_grad
         if isinstance(value, nn.Module):
             attributes = [(key, each) for key, each in list(vars(value).items()) if key not in IGNORED]
-            return id(value), type(value), *((key, self._describe(each, SEARCHED_DEPTH)) for key, each in attributes)
-        if depth == 0 or inspect.isroutine(value) or isinstance(value, type | np.ndarray):
+            return id(value), kind, *[(key, self._describe(each, SEARCHED_DEPTH)) for key, each in attributes]
+        if depth == 0 or isinstance(value, STATELESS):
             return id(value)
-        if isinstance(value, dict | list | tuple | set | frozenset):
+        if isinstance(value, CONTAINERS):
             if len(value) > SEARCHED_ITEMS:
                 return id(value), len(value)
             keys, items = (list(value), list(value.values())) if isinstance(value, dict) else ([], list(value))
-            return id(value), *keys, *(self._describe(each, depth - 1) for each in items)
+            return id(value), *keys, *[self._describe(each, depth - 1) for each in items]
         return id(value), self._describe(getattr(value, "__dict__", None), depth - 1)
 
 

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
 
+from ..data.inputs import Inputs
 from .parameter_selection import ParameterChoice, last_layer, layers_of, select_parameters
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -199,6 +201,24 @@ class ModelCopy:
             self.dtype = torch.promote_types(self.dtype, w.dtype)
         dtypes = {w.dtype for w in self.module.parameters() if w.is_floating_point()}
         self.input_dtype = self.dtype if len(dtypes) == 1 else None  # a frozen half may have another
+
+    def __call__(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Any:
+        """Return the output for some rows, with the module's own parameters or others."""
+        args, kwargs = x.arguments(self.module.forward)
+        if parameters is None:
+            y = self.module(*args, **kwargs)
+        else:
+            y = functional_call(self.module, parameters, args, kwargs)
+        return y if self.output is None else self.output(y)
+
+    def prepare(self, x: Any) -> Inputs:
+        """Copy `x` to the module's device, and to its dtype where it is not integer."""
+
+        def prepared(x: Tensor) -> Tensor:
+            x = x.detach().to(self.device, self.input_dtype if x.is_floating_point() else None, copy=True)
+            return x.clone() if x.is_inference() else x
+
+        return Inputs.of(x).map(prepared)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..data.inputs import Inputs
 from ..errors import LayerMismatchError
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock
 from .layers import hooks
 from .layers.factors import DenseRows, Part
-from .layers.generic import real_tensors
 from .layers.hooks import Layers
 from .layers.probe import probe_layers
 from .model_copy import AcceptedInputs, ModelCopy, no_inner_loops, plain_autograd
 from .parameter_selection import ParameterChoice
 from .per_row import PAST_THE_TREE, leaves, plain_gradient, rows_by_loop, rows_by_vmap
-from .preconditions import check_independent, check_output, check_repeatable, distinct_rows, first_difference
+from .preconditions import check_independent, check_repeatable, distinct_rows, first_difference, try_rows
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
@@ -79,6 +75,8 @@ class Network:
         self.layers: Final = layers
         self.head: Final = head
         self.shape: Final = shape
+        self.n_outputs: Final = shape.n_outputs if shape else 0  # not known
+        self.n_returned: Final = shape.n_returned if shape else 0
         self.eval_copy: Final = copied.module
         self.parameters: Final = copied.parameters
         self.n_parameters: Final = copied.n_parameters
@@ -105,46 +103,18 @@ class Network:
         """Digests of the weights and buffers, as they were when first asked for."""
         return self.model_copy.fingerprint
 
-    @property
-    def n_outputs(self) -> int:
-        """Numbers per row that have gradients, for a network of known shape."""
-        return self._known_shape.n_outputs
-
-    @property
-    def n_returned(self) -> int:
-        """Numbers per row that the model returns, for a network of known shape."""
-        return self._known_shape.n_returned
-
-    @property
-    def _known_shape(self) -> OutputShape:
-        if self.shape is None:
-            raise ValueError("the number of outputs is not known: take it from validate(x)")
-        return self.shape
-
     def prepare(self, x: Any) -> Inputs:
         """Copy `x` (a network may work on its input in place), in the network's dtype where it is not integer."""
-        dtype = self.model_copy.input_dtype
-
-        def prepared(x: Tensor) -> Tensor:
-            x = x.detach().to(self.device, dtype if x.is_floating_point() else None, copy=True)
-            return x.clone() if x.is_inference() else x
-
-        return Inputs.of(x).map(prepared)
+        return self.model_copy.prepare(x)
 
     def evaluate(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Tensor:  # (b, n_outputs)
         """Compute the head's outputs, with the network's own parameters or others."""
-        y = self._call(x, parameters).reshape(len(x), -1)
+        y = self.model_copy(x, parameters).reshape(len(x), -1)
         return y if self.head is None else self.head(y)
 
     def _fresh(self, x: Inputs) -> Tensor:
         """Evaluate a copy: a network may work on its input in place."""
         return self.evaluate(x.map(torch.clone))
-
-    def _call(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Any:
-        model, output = self.eval_copy, self.model_copy.output
-        args, kwargs = x.arguments(model.forward)
-        y = model(*args, **kwargs) if parameters is None else functional_call(model, parameters, args, kwargs)
-        return y if output is None else output(y)
 
     def validate(self, x: Any) -> OutputShape:
         """Return how many outputs there are; raise unless the network gives real numbers for each row of `x` alone.
@@ -191,77 +161,8 @@ class Network:
         if found is None or (len(x) > 1 and not found.alone_and_together):
             if len(known) >= REMEMBERED_KINDS:
                 known.clear()
-            found = known[x.kind] = self._try(x)
+            found = known[x.kind] = try_rows(self.model_copy, x)
         return found
-
-    def _try(self, x: Inputs) -> AcceptedInputs:
-        """Evaluate the first two rows, and measure what a pass keeps in memory of each.
-
-        That is what backward remembers, or the outputs of all layers where it remembers nothing as they are frozen.
-        """
-        x = self.prepare(x[:2])
-        b, layer_names = len(x), self.model_copy.layer_names
-        weights = {w.data_ptr() for w in self.eval_copy.parameters()}
-        versions = [w._version for w in self.eval_copy.parameters()]
-        remembered = returned = 0
-        last: str | None = None
-        coarse: list[str] = []
-
-        def pack(tensor: Tensor) -> Tensor:
-            nonlocal remembered
-            remembered += 0 if tensor.data_ptr() in weights else tensor.nbytes
-            return tensor.detach()  # an output would hold the graph that holds it, for ever
-
-        def watch(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
-                nonlocal returned, last
-                returned += output.nbytes if isinstance(output, Tensor) else 0
-                last = name if name in layer_names else last
-                if hooks.is_known(module) and hooks.owned(module):
-                    coarse.extend(f"{name!r} in {each.dtype}" for each in real_tensors(output) if each.itemsize < 4)
-
-            return hook
-
-        def called() -> Any:
-            try:
-                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                    return self._call(x.map(torch.clone))
-            except Exception:  # a network that uses torch.func refuses such hooks; any other fails once more
-                return self._call(x.map(torch.clone))
-
-        with ExitStack() as stack:
-            stack.enter_context(plain_autograd(self.device))
-            for name, module in self.eval_copy.named_modules():
-                if next(module.children(), None) is None or name in layer_names:
-                    stack.callback(module.register_forward_hook(watch(name)).remove)
-            try:
-                y = called()
-            except Exception as error:
-                integer = any(not tensor.is_floating_point() for tensor in x.tensors)
-                hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
-                hint += "" if x.single else f"; its forward takes {inspect.signature(self.eval_copy.forward)}"
-                raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
-        if coarse:
-            raise TypeError(
-                f"the network computes {coarse[0]}, of weights in {self.dtype} (torch.autocast in its forward?): "
-                "such gradients are too coarse for JᵀJ; take the autocast off, or say enabled=self.training"
-            )
-        check_output(y, b)
-        if versions != [w._version for w in self.eval_copy.parameters()]:
-            raise ValueError(
-                "the network's weights change while it is called: it writes to them (such as F.embedding with "
-                "max_norm), or another thread trains it; neither is supported"
-            )
-        if b > 1:
-            with plain_autograd(self.device):
-                raw = self.with_head(None)
-                check_independent(raw._fresh, x, y.detach().reshape(b, -1), b - 1)
-        if self.model_copy.last_layer is not None and last not in (None, self.model_copy.last_layer):
-            raise ValueError(
-                f"parameters='last' takes the layer that was registered last, {self.model_copy.last_layer!r}, but "
-                f"{last!r} runs last: name it, parameters=['{last}.*']"
-            )
-        return AcceptedInputs(y.numel() // b, (x.nbytes + 2 * max(remembered, returned)) // b, b > 1)
 
     def probe(self, x: Any) -> Probe:
         """Find out, on some of the rows of `x`, which layers have gradients by hooks, and count the outputs."""
@@ -341,7 +242,7 @@ class Network:
         try:
             return self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
         except Exception:
-            self._try(x)  # explains what is wrong, if the first rows are
+            try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
             raise
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
@@ -392,7 +293,7 @@ class Network:
             try:
                 return torch.cat([self._answer(part) for part in x.split(rows)])
             except Exception as error:
-                self._try(x)  # explains what is wrong, if the first rows are
+                try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
 
     def _answer(self, x: Inputs) -> Tensor:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.inputs import Inputs
+from .layers.generic import real_tensors
+from .layers.hooks import is_known, owned
+from .model_copy import AcceptedInputs, ModelCopy, plain_autograd
 
 CHANGES = (
     "the network's output changes from call to call for the same rows: draw no random numbers in eval mode (F.dropout "
@@ -17,7 +23,72 @@ CHANGES = (
 )
 
 
-def check_output(y: Any, b: int) -> None:
+def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
+    """Evaluate the first two rows, raise unless each has outputs of its own, and measure the memory of a pass.
+
+    That is what backward remembers, or the outputs of all layers where it remembers nothing as they are frozen.
+    """
+    x = model.prepare(x[:2])
+    b, parameters = len(x), list(model.module.parameters())
+    weights, versions = {w.data_ptr() for w in parameters}, [w._version for w in parameters]
+    remembered = returned = 0
+    last: str | None = None
+    coarse: list[str] = []
+
+    def evaluate(x: Inputs) -> Any:  # a copy: a network may work on its input in place
+        return model(x.map(torch.clone))
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal remembered
+        remembered += 0 if tensor.data_ptr() in weights else tensor.nbytes
+        return tensor.detach()  # an output would hold the graph that holds it, for ever
+
+    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal returned, last
+        returned += output.nbytes if isinstance(output, Tensor) else 0
+        last = name if name in model.layer_names else last
+        if is_known(module) and owned(module):
+            coarse.extend(f"{name!r} in {each.dtype}" for each in real_tensors(output) if each.itemsize < 4)
+
+    with ExitStack() as stack:
+        stack.enter_context(plain_autograd(model.device))
+        for name, module in model.module.named_modules():
+            if next(module.children(), None) is None or name in model.layer_names:
+                stack.callback(module.register_forward_hook(partial(watch, name)).remove)
+        try:
+            try:
+                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                    y = evaluate(x)
+            except Exception:  # a network that uses torch.func refuses such hooks; any other fails once more
+                y = evaluate(x)
+        except Exception as error:
+            integer = any(not tensor.is_floating_point() for tensor in x.tensors)
+            hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
+            hint += "" if x.single else f"; its forward takes {inspect.signature(model.module.forward)}"
+            raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
+    if coarse:
+        raise TypeError(
+            f"the network computes {coarse[0]}, of weights in {model.dtype} (torch.autocast in its forward?): "
+            "such gradients are too coarse for JᵀJ; take the autocast off, or say enabled=self.training"
+        )
+    _check_output(y, b)
+    if versions != [w._version for w in parameters]:
+        raise ValueError(
+            "the network's weights change while it is called: it writes to them (such as F.embedding with "
+            "max_norm), or another thread trains it; neither is supported"
+        )
+    if b > 1:
+        with plain_autograd(model.device):
+            check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
+    if model.last_layer is not None and last not in (None, model.last_layer):
+        raise ValueError(
+            f"parameters='last' takes the layer that was registered last, {model.last_layer!r}, but {last!r} runs "
+            f"last: name it, parameters=['{last}.*']"
+        )
+    return AcceptedInputs(y.numel() // b, (x.nbytes + 2 * max(remembered, returned)) // b, b > 1)
+
+
+def _check_output(y: Any, b: int) -> None:
     """Raise unless y holds real numbers for each of b rows."""
     if not isinstance(y, Tensor):
         raise TypeError(
