@@ -80,7 +80,7 @@ class MCDropout(_Gaussian):
     Only modules such as nn.Dropout are stochastic; everything else, BatchNorm too, is in eval mode. F.dropout in a
     `forward`, and the dropout inside nn.LSTM or nn.MultiheadAttention, stay off.
 
-    The model is never changed: the passes are those of a private twin. A call seeds torch's generator and puts it
+    The model is never changed: the passes are those of a private copy. A call seeds torch's generator and puts it
     back, so the same rows get the same intervals each time. Calls from several threads wait for each other; a thread
     that draws from torch's global generator in the meantime takes part of their numbers, and both results change.
     """
@@ -143,7 +143,7 @@ class DeepEnsemble(_Gaussian):
 
         ŷ = mean ŷₘ,    v = mean (ŷₘ − ŷ)²
 
-    The members are ordinary regression networks with one output. None is changed: private eval-mode twins do the
+    The members are ordinary regression networks with one output. None is changed: private eval-mode copies do the
     work, and `predict` can be called from several threads.
     """
 

@@ -70,7 +70,7 @@ class PredictionIntervals(Band):
     `target_transform=(mean, std)`, or a scaler with `inverse_transform`, is what the targets went through before
     training: `fit` and `calibrate` take them as the network was trained on, `predict` answers in the original units.
 
-    The model itself is never changed, nor switched to eval mode: all work happens on a private eval-mode twin.
+    The model itself is never changed, nor switched to eval mode: all work happens on a private eval-mode copy.
     `predict` can be called from several threads.
     """
 

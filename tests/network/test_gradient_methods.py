@@ -137,6 +137,15 @@ class Attentive(nn.Module):
         return self.head(self.attention(x, x, x, key_padding_mask=padding, need_weights=False)[0][:, 0])
 
 
+def test_what_is_verified_is_the_method_for_many_rows(monkeypatch):
+    network, x = Network(mlp(dtype=torch.float32)), rows()
+    monkeypatch.setattr(Network, "_looped", None)
+    network.verify(x)
+    monkeypatch.setattr(Network, "_vmapped", lambda self, names, x, group: (None, torch.zeros(1, len(x), 41)))
+    with pytest.raises(ValueError, match="is not had as it was"):
+        network.verify(x)
+
+
 def test_a_mask_that_only_later_batches_have_costs_no_loop(monkeypatch):
     torch.manual_seed(0)
     model, x = Attentive(), rows(30, 20).reshape(30, 5, 4)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -64,12 +63,14 @@ class NetworkCache:
         except (RuntimeError, NotImplementedError):  # no versions in inference mode, no storage of sparse tensors
             return ModelCopy(model, parameters, output)
         if entry is None or not entry.is_valid(described):
-            self._thread.entry = entry = _Entry.of(described, model, parameters, output)
+            entry = _Entry(described, model, parameters, output)
         elif time.monotonic() > entry.expires:
-            fresh = _Entry.of(described, model, parameters, output)
-            if fresh.copy.fingerprint != entry.copy.fingerprint:
-                self._thread.entry = entry = fresh
-            entry.expires = fresh.expires
+            fresh = _Entry(described, model, parameters, output)
+            if fresh.fingerprint == entry.fingerprint:  # what is known about inputs stays
+                entry.expires = fresh.expires
+            else:
+                entry = fresh
+        self._thread.entry = entry
         return entry.copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NetworkCache:
@@ -79,31 +80,25 @@ class NetworkCache:
         return NetworkCache, ()
 
 
-@dataclass
 class _Entry:
-    described: _Description
-    samples: list[Callable[[], bytes]]
-    values: list[bytes]
-    copy: ModelCopy
-    buffers: list[tuple[Tensor, int]]  # of the copy, which a forward pass may write to, and their versions
-    expires: float
+    """An eval copy, and all that has to stay as it is for the copy to be valid."""
 
-    @classmethod
-    def of(cls, described: _Description, model: nn.Module, parameters: ParameterChoice, output: Any) -> _Entry:
+    def __init__(self, described: _Description, model: nn.Module, parameters: ParameterChoice, output: Any) -> None:
         start = time.monotonic()
-        samples = [_sample(tensor) for tensor in described.tensors]
-        values = [sample() for sample in samples]  # before the copy is made: a change in between is found next time
-        copied = ModelCopy(model, parameters, output)
-        copied.fingerprint  # noqa: B018
+        self._described = described
+        self._samples = [_sample(tensor) for tensor in described.tensors]
+        self._values = [sample() for sample in self._samples]  # first: a change while copying is found next time
+        self.copy = ModelCopy(model, parameters, output)
+        self.fingerprint = self.copy.fingerprint
+        self._buffers = [(buffer, buffer._version) for buffer in self.copy.module.buffers()]  # a pass may write to them
         end = time.monotonic()
-        buffers = [(buffer, buffer._version) for buffer in copied.module.buffers()]
-        return cls(described, samples, values, copied, buffers, end + max(HASH_SECONDS, (end - start) / HASH_SHARE))
+        self.expires = end + max(HASH_SECONDS, (end - start) / HASH_SHARE)
 
     def is_valid(self, described: _Description) -> bool:
         return (
-            described.state == self.described.state
-            and all(buffer._version == version for buffer, version in self.buffers)
-            and [sample() for sample in self.samples] == self.values
+            described.state == self._described.state
+            and all(buffer._version == version for buffer, version in self._buffers)
+            and [sample() for sample in self._samples] == self._values
         )
 
 

@@ -192,6 +192,7 @@ class ModelCopy:
         self.layer_names = frozenset(layers_of(model))
         self.last_layer = last_layer(model) if parameters == "last" and self.trainable else None
         self.accepted: dict[tuple[Any, ...], AcceptedInputs] = {}  # by the kind of inputs
+        self.rng = np.random.default_rng(0)  # which rows are verified
         tensors = list(self.parameters.values())
         _check_parameters(self.parameters)
         self.n_parameters = sum(w.numel() for w in tensors)

@@ -82,7 +82,6 @@ class Network:
         self.n_parameters: Final = copied.n_parameters
         self.device: Final = copied.device
         self.dtype: Final = copied.dtype
-        self._rng: Final = np.random.default_rng(0)
 
     def with_layers(self, layers: Layers | None, shape: OutputShape | None = None) -> Network:
         """Return a network whose gradients come by these layers, or as whole rows; with a known shape if given."""
@@ -199,9 +198,9 @@ class Network:
         """
         n_outputs = self.validate(x).n_outputs
         x = self.prepare(x)
-        x = x[np.append(self._rng.permutation(len(x) - 1)[: VERIFIED_ROWS - 1], len(x) - 1)]
-        o = int(self._rng.integers(n_outputs))
-        _, gradients = self.gradients(x, slice(o, o + 1))
+        x = x[np.append(self.model_copy.rng.permutation(len(x) - 1)[: VERIFIED_ROWS - 1], len(x) - 1)]
+        o = int(self.model_copy.rng.integers(n_outputs))
+        _, gradients = self._gradients(x, slice(o, o + 1), by_loop=False)  # as for many rows
         trainable = self.model_copy.trainable
         varied = {name: trainable[name] for name in (self.layers.order if self.layers else self.parameters)}
         with plain_autograd(self.device):
