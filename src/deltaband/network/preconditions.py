@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.inputs import Inputs
-from .layers.generic import real_tensors
-from .layers.hooks import is_known, owned
+from .layers.hooks import is_known, owned, real_tensors
 from .model_copy import AcceptedInputs, ModelCopy, plain_autograd
 
 CHANGES = (

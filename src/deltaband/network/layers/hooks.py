@@ -3,20 +3,22 @@ backward pass gives the gradients of its output."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, grad, vmap
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...errors import LayerMismatchError
+from ..model_copy import math_attention
 from .factors import DenseRows, Part, cheapest, compact, joined
-from .generic import leaves, per_row_vjp, real_tensors
 from .recurrent import recurrent
 from .rules import LAYER_RULES
 
@@ -206,3 +208,60 @@ def part_of(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, d
     if not made:  # never used
         return DenseRows(torch.cat([w.detach().new_zeros(b, w.numel()) for w in owned(layer).values()], dim=1))
     return joined(made)
+
+
+def per_row_vjp(
+    layer: nn.Module,
+    parameters: dict[str, Tensor],  # its own, by their names in it
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    deltas: Sequence[Tensor | None],  # of the real tensors in its output; None where nothing arrives
+    b: int,
+    dim: int,  # where the rows are in each tensor
+) -> DenseRows:
+    """Compute each row's vector–Jacobian product by torch.func, for a layer without a rule.
+
+    Every tensor that the layer is given must hold the rows, each of them in one piece or in several consecutive ones;
+    for attention it is known which tensor does not.
+    """
+    bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+    arguments = dict(bound.arguments)
+    dims = {name: tree_map(lambda leaf, name=name: _dim(layer, name, leaf, dim), arguments[name]) for name in arguments}
+    arrived = [i for i, delta in enumerate(deltas) if delta is not None]
+
+    def by_row(tensor: Any, dim: int | None) -> Any:  # (b, pieces, …)
+        return tensor if dim is None else tensor.movedim(dim, 0).unflatten(0, (b, -1))
+
+    def pulled(given: Any, delta: list[Tensor]) -> dict[str, Tensor]:
+        one = tree_map(lambda leaf, dim: leaf if dim is None else leaf.movedim(0, dim), given, dims)
+        call = inspect.BoundArguments(bound.signature, one)
+
+        def product(parameters: dict[str, Tensor]) -> Tensor:
+            outputs = real_tensors(functional_call(layer, parameters, call.args, call.kwargs))
+            pairs = zip(arrived, delta, strict=True)
+            return torch.stack([(outputs[i].movedim(dim, 0) * d).sum() for i, d in pairs]).sum()
+
+        return grad(product)(parameters)  # `vjp` has to loop over the rows where a weight is parametrised
+
+    given, in_dims = tree_map(by_row, arguments, dims), tree_map(lambda dim: None if dim is None else 0, dims)
+    with torch.no_grad(), math_attention():  # whatever else the layer holds needs no graph
+        rows = vmap(pulled, in_dims=(in_dims, 0))(given, [by_row(deltas[i], dim) for i in arrived])
+    return DenseRows(torch.cat([rows[name].reshape(b, -1) for name in parameters], dim=1))
+
+
+def _dim(layer: nn.Module, name: str, value: Any, dim: int) -> int | None:
+    """Return which dimension of an argument holds the rows; None if none does."""
+    if not isinstance(value, Tensor):
+        return None
+    if isinstance(layer, nn.MultiheadAttention) and name in ("attn_mask", "key_padding_mask"):
+        return None if name == "attn_mask" and value.ndim == 2 else 0
+    return dim
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return what is in tuples, lists and dictionaries, however deep."""
+    return [value] if isinstance(value, Tensor) else tree_leaves(value)  # the first for speed
+
+
+def real_tensors(output: Any) -> list[Tensor]:
+    return [y for y in leaves(output) if isinstance(y, Tensor) and y.is_floating_point()]
