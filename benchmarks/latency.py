@@ -2,7 +2,8 @@
 
 For networks of about 1,000, 1 million and 10 million parameters, for each form of the covariance and for batches of
 several sizes, `predict` is timed in turn with a plain forward and backward pass of the same rows, and with the bare
-work: the gradients and the solve, written down for this network alone, without any check. All numbers are medians.
+work: the gradients and the solve, written down for this network alone, without any check. All numbers are medians, on
+one thread, of the process's own time: other work on the machine, which shows in `wall ms`, hardly changes them.
 
 Runs with different labels share one table. An older version of the library is measured with its `src` folder on
 PYTHONPATH: `PYTHONPATH=../older/src python -m benchmarks.latency --label before`.
@@ -15,7 +16,7 @@ import inspect
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -127,15 +128,20 @@ class Bare:
     def projection(self, X: Tensor) -> Callable[[Tensor], object]:
         basis = np.linalg.qr(np.random.default_rng(0).normal(size=(PROJECTED_DIM, PROJECTED_DIM)))[0]
 
+        def columns(x: Tensor) -> Iterator[Tensor]:  # each (b, about PROJECTED_COLUMNS)
+            for a, d in self.factors(x):
+                for outputs in d.split(max(1, PROJECTED_COLUMNS // a.shape[1]), dim=1):
+                    yield (outputs[:, :, None] * a[:, None, :]).flatten(1)
+                yield d
+
         def variance(x: Tensor) -> np.ndarray:
-            rows, projected = self.rows(x).numpy(), np.zeros((PROJECTED_DIM, len(x)))
-            for start in range(0, self.p, PROJECTED_COLUMNS):
-                columns = rows[:, start : start + PROJECTED_COLUMNS].astype(np.float64)
-                width = columns.shape[1]
-                words = np.random.PCG64(0).advance(4 * start).random_raw((width, 4)).view(np.int64)
+            projected, stream = np.zeros((PROJECTED_DIM, len(x))), np.random.PCG64(0)
+            for part in columns(x):
+                width = part.shape[1]
+                words = stream.random_raw((width, 4)).view(np.int64)
                 at = np.arange(4) * (PROJECTED_DIM // 4) + ((words & 0x7FFFFFFF) * (PROJECTED_DIM // 4) >> 31)
                 S = (np.copysign(0.5, words).ravel(), at.astype(np.int32).ravel(), 4 * np.arange(width + 1))
-                projected += csc_array(S, shape=(PROJECTED_DIM, width)) @ columns.T
+                projected += csc_array(S, shape=(PROJECTED_DIM, width)) @ part.numpy().T
             return ((basis.T @ projected) ** 2).sum(axis=0)
 
         return variance
@@ -166,28 +172,29 @@ def measured(case: Case, seconds: float = SECONDS_PER_CASE) -> dict[str, dict[st
 
         runners = [lambda x=x: band.predict(x), forward_and_backward, lambda x=x: variance(x)]
         neighbours = Neighbours()
-        predict, plain, bare = (1e3 * each for each in _medians(runners, seconds / len(case.batches)))
+        (predict, wall), (plain, _), (bare, _) = _medians(runners, seconds / len(case.batches))
         results[f"{case.network}, {case.form}, {rows} row{'s'[: rows > 1]}"] = {
             "predict ms": predict,
             "forward and backward ms": plain,
             "bare gradients and solve ms": bare,
+            "wall ms": wall,
             LOAD: neighbours.cores(),
         }
     return results
 
 
-def _medians(runners: list[Callable[[], object]], seconds: float) -> list[float]:
-    """Of each, taken in turn: what else the machine does hits all of them alike."""
+def _medians(runners: list[Callable[[], object]], seconds: float) -> list[tuple[float, float]]:
+    """Milliseconds of the process and of the wall, of each, taken in turn."""
     for run in runners:
         run()
-    taken: list[list[float]] = [[] for _ in runners]
+    taken: list[list[tuple[float, float]]] = [[] for _ in runners]
     end = time.perf_counter() + seconds
     while len(taken[0]) < FEWEST_ROUNDS or (len(taken[0]) < MOST_ROUNDS and time.perf_counter() < end):
         for run, times in zip(runners, taken, strict=True):
-            start = time.perf_counter()
+            own, wall = time.process_time(), time.perf_counter()
             run()
-            times.append(time.perf_counter() - start)
-    return list(map(median, taken))
+            times.append((1e3 * (time.process_time() - own), 1e3 * (time.perf_counter() - wall)))
+    return [(median(own for own, _ in times), median(wall for _, wall in times)) for times in taken]
 
 
 def goal(name: str, result: dict[str, Any]) -> str:
@@ -220,7 +227,8 @@ def markdown(content: dict[str, Any]) -> str:
     load = ", ".join(f"{label} {np.mean([r[LOAD] or 0 for r in runs[label].values()]):.2g}" for label in labels)
     return (
         "# Latency of `predict`\n\n"
-        f"Medians on {facts}. Other work shared the machine: on average it used this many cores: {load}.\n\n"
+        f"Medians on {facts}. Other work shared the machine (cores used on average: {load}), so that these are times "
+        "of the process itself, not of the wall.\n\n"
         "Bare: gradients and solve for this network alone, without any check. `projection` includes the random "
         f"projection of each gradient to {PROJECTED_DIM} numbers.\n\n" + "\n".join(table) + "\n"
     )
@@ -230,17 +238,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--label", default="after", help="the column of the table, such as before or after")
     parser.add_argument("--only", nargs="+", default=list(WIDTHS), choices=WIDTHS, metavar="NETWORK")
-    parser.add_argument("--threads", type=int, default=1, help="more wait for each other where the machine is shared")
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing is written unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for latency.json and latency.md (default: benchmarks/results)")
     args = parser.parse_args()
     warnings.simplefilter("ignore", DeltabandWarning)
     folder = args.out or (None if args.quick else HERE / "results")
-    content: dict[str, Any] = {"machine": machine() | {"threads": args.threads}, "runs": {}}
+    content: dict[str, Any] = {"machine": machine() | {"threads": 1}, "runs": {}}
     if folder is not None and (folder / "latency.json").exists():
         content["runs"] = json.loads((folder / "latency.json").read_text())["runs"]
     run = content["runs"].setdefault(args.label, {})
-    with limited_to(args.threads):
+    with limited_to(1):
         for case in QUICK_CASES if args.quick else CASES:
             if case.network not in args.only:
                 continue

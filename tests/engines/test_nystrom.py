@@ -614,8 +614,8 @@ def test_no_row_is_formed_for_a_network_of_linear_layers(data, monkeypatch):
 def test_the_layers_of_landmarks_and_rows_are_found_out_once(data, monkeypatch):
     """Another look, at other rows, might see other parts, which have no inner products with these."""
     looks = []
-    examine = Network.examine
-    monkeypatch.setattr(Network, "examine", lambda self, x: (looks.append(1), examine(self, x))[1])
+    probe = Network.probe
+    monkeypatch.setattr(Network, "probe", lambda self, x: (looks.append(1), probe(self, x))[1])
     band(Nystrom()).fit(*data)
     assert len(looks) == 1
 
