@@ -107,15 +107,14 @@ FAMILIES = {
 def measured(family: Family, n: int, repeats: int) -> Result:
     torch.manual_seed(0)
     model, x = family.model(), family.inputs(n)
-    network, rows = (Network(model, parameters=family.parameters) for _ in range(2))
-    for each in (network, rows):
-        each.check(x)
-        layers = each.examine(x)
-    rows.take_rows(x)
+    network = Network(model, parameters=family.parameters)
+    layers, shape = network.probe(x)
+    network = network.with_layers(layers, shape)
+    rows = network.with_layers(None) if network.rows_by_vmap_work(x) else network
     few = network.prepare(x[:LOOPED])
 
     def gradients(network: Network) -> Callable[[], object]:
-        at_once = network.check(x)
+        at_once = network.chunk_rows(x)
         return lambda: [list(checked_gradients(network, part, 0)) for part in Inputs.of(x).split(at_once)]
 
     def epoch() -> None:

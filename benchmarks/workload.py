@@ -47,7 +47,7 @@ class Workload:
         with torch.no_grad():
             self.y = self.model(self.X)[:, 0] + torch.randn(size.n)
         self.damping = size.n * WEIGHT_DECAY / 2
-        self.chunk_rows = Network(self.model).check(self.X)
+        self.chunk_rows = Network(self.model).chunk_rows(self.X)
         self.parameters = {name: w.detach() for name, w in self.model.named_parameters()}
         self.p = sum(w.numel() for w in self.parameters.values())
 

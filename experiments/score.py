@@ -58,9 +58,9 @@ class Spectral(NamedTuple):
 
 
 def gradients(network: nn.Module, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # (b,), (b, p)
-    twin = Network(network)
+    differentiable = Network(network)
     for part in torch.from_numpy(x).split(ROWS_AT_ONCE):
-        outputs, batch = twin.gradients(part)
+        outputs, batch = differentiable.gradients(part)
         yield outputs[:, 0].double().numpy(), batch.rows().double().numpy()
 
 

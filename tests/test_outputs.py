@@ -201,6 +201,7 @@ def test_no_more_gradients_are_there_at_once_than_fit_into_memory(trained, monke
     expected = PredictionIntervals(trained, weight_decay=WD).fit(X, Y).predict(X).width
     monkeypatch.setattr(networks, "CHUNK_BYTES_AT_MOST", 2 * 8 * 75)  # two gradients
     monkeypatch.setattr(networks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(networks, "LOOPED_ROWS", 0)
     largest = []
     vmapped = Network._vmapped
 

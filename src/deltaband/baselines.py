@@ -23,7 +23,7 @@ from .data.batches import check_lengths, read_targets
 from .data.inputs import Inputs
 from .errors import NotFittedError
 from .fitting.fit import ADVICE
-from .network.model_copy import plain_autograd, twin, unwrapped
+from .network.model_copy import eval_copy, plain_autograd, unwrap
 from .network.network import Network
 from .results import Intervals, like, parse_levels
 from .validation import check_finite, check_non_negative, is_whole_number
@@ -238,7 +238,7 @@ class DeepEnsemble(_Gaussian):
                 dtype = torch.promote_types(dtype, network.dtype)
                 if len(X):
                     y = network.outputs(X).cpu().double()
-                    _check_single(network)
+                    _check_single(network, X)
                     check_finite(y, "the network's outputs", advice=ADVICE)
                     outputs[i] = y[:, 0].numpy()
             except (TypeError, ValueError) as error:
@@ -249,16 +249,16 @@ class DeepEnsemble(_Gaussian):
 
 def _network(model: nn.Module) -> Network:
     """The model as a function. No gradients are taken here, so a frozen one will do: a twin of it is thawed."""
-    model = unwrapped(model)
+    model = unwrap(model)
     if not any(w.requires_grad for w in model.parameters()):
-        model = twin(model)
+        model = eval_copy(model)
         for w in model.parameters():
             w.requires_grad_(w.is_floating_point())
     return Network(model)
 
 
 def _dropouts(network: Network) -> list[_DropoutNd]:
-    modules = [module for module in network.twin.modules() if isinstance(module, _DropoutNd) and module.p > 0]
+    modules = [module for module in network.eval_copy.modules() if isinstance(module, _DropoutNd) and module.p > 0]
     if not modules:
         raise ValueError(
             "the model has no dropout module (nn.Dropout and its kin) with p > 0, so nothing in it is stochastic and "
@@ -272,8 +272,8 @@ def _passes(network: Network, X: Inputs, passes: int) -> Iterator[tuple[slice, T
     dropouts = _dropouts(network)
     if len(X) == 0:
         return
-    at_once = network.check(X)  # before the dropout is on; so many rows stay in the cache, and in memory
-    _check_single(network)
+    at_once = network.chunk_rows(X)  # before the dropout is on; so many rows stay in the cache, and in memory
+    _check_single(network, X)
     reached: list[bool] = []
     for module in dropouts:
         module.train()
@@ -296,9 +296,9 @@ def _repeated(x: Tensor, times: int) -> Tensor:
     return x.repeat(times, *[1] * (x.ndim - 1))
 
 
-def _check_single(network: Network) -> None:
-    if network.n_outputs != 1:
-        raise ValueError(f"the network returns {network.n_outputs} outputs a row, expected one")
+def _check_single(network: Network, X: Inputs) -> None:
+    if (n_outputs := network.validate(X).n_outputs) != 1:
+        raise ValueError(f"the network returns {n_outputs} outputs a row, expected one")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from .fitting.spec import FitSpec, parse_engine
 from .fitting.tasks import Classification
 from .network.log_odds import log_odds, log_odds_of_prediction
 from .network.network import Head
-from .network.parameter_selection import Choice
+from .network.parameter_selection import ParameterChoice
 from .results import ClassIntervals, Intervals, like, parse_levels
 from .validation import check_ints
 
@@ -68,7 +68,7 @@ class ClassificationIntervals(Estimator):
         per_output: bool = False,
         engine: Engine | Literal["auto"] = "auto",
         memory: float | None = None,
-        parameters: Choice = "all",
+        parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
     ) -> None:

@@ -21,7 +21,7 @@ from .estimator import Estimator
 from .fitting.fit import Fit, RowFunction
 from .fitting.spec import FitSpec, parse_engine
 from .fitting.tasks import Regression
-from .network.parameter_selection import Choice
+from .network.parameter_selection import ParameterChoice
 from .results import Intervals, Side, like, parse_levels
 from .target_transform import TargetTransform
 from .validation import check_choice, check_ints, check_seed
@@ -93,7 +93,7 @@ class PredictionIntervals(Estimator):
         memory: float | None = None,
         outputs: int | Sequence[int] | None = None,
         per_output: bool = False,
-        parameters: Choice = "all",
+        parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
         target_transform: Any = None,

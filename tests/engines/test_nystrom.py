@@ -532,9 +532,9 @@ def test_a_sketch_that_may_miss_much_says_so(data):
 
 
 def test_no_row_is_formed_for_a_network_of_linear_layers(data, monkeypatch):
-    from deltaband.network.layers.factors import Outer
+    from deltaband.network.layers.factors import OuterProducts
 
-    form = Outer.rows
+    form = OuterProducts.rows
 
     def refuse(self):
         assert self.n_parameters < 900, "a row of the large layer was formed"  # for small ones rows are the cheaper way
@@ -542,15 +542,15 @@ def test_no_row_is_formed_for_a_network_of_linear_layers(data, monkeypatch):
 
     model = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 1)).double()
     fitted = band(Nystrom(), model).fit(*data)
-    monkeypatch.setattr(Outer, "rows", refuse)
+    monkeypatch.setattr(OuterProducts, "rows", refuse)
     assert torch.isfinite(fitted.leverage(data[0])).all()
 
 
 def test_the_layers_of_landmarks_and_rows_are_found_out_once(data, monkeypatch):
     """Another look, at other rows, might see other parts, which have no inner products with these."""
     looks = []
-    examine = Network.examine
-    monkeypatch.setattr(Network, "examine", lambda self, x: (looks.append(1), examine(self, x))[1])
+    probe = Network.probe
+    monkeypatch.setattr(Network, "probe", lambda self, x: (looks.append(1), probe(self, x))[1])
     band(Nystrom()).fit(*data)
     assert len(looks) == 1
 

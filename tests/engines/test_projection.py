@@ -14,8 +14,8 @@ from deltaband import DeltabandWarning, Exact, PredictionIntervals
 from deltaband.engines import Known, Problem, projection
 from deltaband.engines.exact import DualCovariance, PrimalCovariance
 from deltaband.engines.projection import Projection, RandomProjection
-from deltaband.network.gradient_batch import GradientBatch, Held
-from deltaband.network.layers.factors import Lookup, Outer, Rows
+from deltaband.network.gradient_batch import GradientBatch, StoredBlock
+from deltaband.network.layers.factors import DenseRows, EmbeddingRows, OuterProducts
 from deltaband.network.network import Network
 from tests.support.networks import batch, mlp, regression
 
@@ -303,10 +303,10 @@ def test_a_layer_is_projected_without_its_rows(monkeypatch, width, dtype):
     x = torch.randint(50, (9, 2), generator=torch.Generator().manual_seed(1))
     network.examine(x)
     g = network.gradients(x)[1]
-    assert {type(part) for part in g.blocks[0].parts()} == {Lookup, Outer, Rows}
+    assert {type(part) for part in g.blocks[0].parts()} == {EmbeddingRows, OuterProducts, DenseRows}
     expected = g.rows().double().numpy() @ reference.projection(14, g.n_parameters, seed=0).T
     monkeypatch.setattr(projection, "COLUMNS_AT_ONCE", width)
-    monkeypatch.setattr(Outer, "rows", None)
+    monkeypatch.setattr(OuterProducts, "rows", None)
     monkeypatch.setattr(GradientBatch, "rows", None)
     engine = RandomProjection(14).start(Known(9))
     engine.update(g)
@@ -318,7 +318,7 @@ def test_a_layer_is_projected_without_its_rows(monkeypatch, width, dtype):
 def test_of_the_rows_of_a_large_layer_there_are_never_more_than_some_columns():
     b, a, o = 200, 1000, 1000
     generator = torch.Generator().manual_seed(0)
-    g = GradientBatch((Held((Outer(*torch.randn(2, b, 1, a, generator=generator), bias=True),)),))
+    g = GradientBatch((StoredBlock((OuterProducts(*torch.randn(2, b, 1, a, generator=generator), bias=True),)),))
     most = max(columns.nbytes for columns in g.columns(10_000))
     assert most == 8 * b * 10_000  # all rows would be 1.6 GB
     formed = [g.blocks[0].parts()[0].columns(start, start + 10_000) for start in (0, 4_500, o * a - 9_000)]

@@ -13,7 +13,7 @@ import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
 from deltaband.network.model_copy import math_attention
 from deltaband.network.network import Network
-from tests.support.networks import mlp
+from tests.support.networks import mlp, probed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the network has p", "ignore:n − p")
 
@@ -45,18 +45,15 @@ class Later(nn.Module):
 
 def test_a_weight_that_later_rows_use_past_its_layer_is_found_out():
     torch.manual_seed(0)
-    network, x = Network(Later()), rows()
-    network.check(x)
-    network.examine(x)
+    x = rows()
+    network = probed(Network(Later()), x)
     for _ in range(10):
         network.verify(x)
     late = x.clone()
     late[:, 0] = 6.0
     with pytest.raises(ValueError, match=r"'layer\.weight' is not had as it was.*Put such a row among the first 8, or"):
         network.verify(late)
-    mixed = Network(Later())
-    mixed.check(x)
-    mixed.examine(torch.cat([x[:4], late[:4]]))
+    mixed = probed(Network(Later()), torch.cat([x[:4], late[:4]]))
     mixed.verify(late)
     assert set(mixed.layers.rest) == {"layer.weight", "layer.bias"}
 
@@ -65,13 +62,11 @@ def test_what_is_right_is_verified_in_every_way():
     torch.manual_seed(0)
     x = rows()
     for model in (mlp(dtype=torch.float32), Later(), recurrent(batch_first=True)):
-        network = Network(model)
-        network.check(x)
-        network.examine(x)
+        network = probed(Network(model), x)
         network.verify(x)
         network.verify(x[:1])
-        network.take_rows(x)
-        network.verify(x)
+        if network.rows_by_vmap_work(x):
+            network.with_layers(None).verify(x)
 
 
 def recurrent(**options):
@@ -92,9 +87,8 @@ def test_rows_that_depend_on_others_are_found_out_later_too():
         def forward(self, x):
             return self.layer(x - (x > 5) * x.mean(dim=0))
 
-    network, x = Network(Centred()), rows()
-    network.check(x)
-    network.examine(x)
+    x = rows()
+    network = probed(Network(Centred()), x)
     network.verify(x)
     with pytest.raises(ValueError, match="depends on the other rows of the batch"):
         network.verify(x + 10)
@@ -124,9 +118,8 @@ class Scaled(nn.Module):
 def test_rows_that_call_a_layer_otherwise_get_their_gradients_from_a_loop():
     torch.manual_seed(0)
     model, x = Masked(), rows()
-    network = Network(model)
-    network.check(x)
-    assert network.examine(x).rest == ()
+    network = probed(Network(model), x)
+    assert network.layers.rest == ()
     for n in (7, 3, 1):  # the mask, too, has three numbers
         late = rows(n) + 10
         _, gradients = network.gradients(late)
@@ -144,12 +137,19 @@ class Attentive(nn.Module):
         return self.head(self.attention(x, x, x, key_padding_mask=padding, need_weights=False)[0][:, 0])
 
 
+def test_what_is_verified_is_the_method_for_many_rows(monkeypatch):
+    network, x = Network(mlp(dtype=torch.float32)), rows()
+    monkeypatch.setattr(Network, "_looped", None)
+    network.verify(x)
+    monkeypatch.setattr(Network, "_vmapped", lambda self, names, x, group: (None, torch.zeros(1, len(x), 41)))
+    with pytest.raises(ValueError, match="is not had as it was"):
+        network.verify(x)
+
+
 def test_a_mask_that_only_later_batches_have_costs_no_loop(monkeypatch):
     torch.manual_seed(0)
     model, x = Attentive(), rows(30, 20).reshape(30, 5, 4)
-    network = Network(model)
-    network.check(x)
-    network.examine(x)
+    network = probed(Network(model), x)
     monkeypatch.setattr(Network, "_looped", None)
     padding = torch.arange(5) >= torch.tensor([[2], [5], [3]]).repeat(10, 1)
     _, gradients = network.gradients({"x": x, "padding": padding})
@@ -169,9 +169,9 @@ def test_a_row_that_goes_past_all_weights_has_no_gradient():
                 return x.sum(dim=1, keepdim=True)
             return self.layer(x) + self.table(x.abs().long().clamp(max=4))
 
-    network, x = Network(Past()), rows()
-    network.check(x)
-    assert network.examine(x).vmap is False
+    x = rows()
+    network = probed(Network(Past()), x)
+    assert network.layers.vmap is False
     assert float(network.gradients(x + 10)[1].squared_norms.max()) == 0.0
     assert float(network.gradients(x)[1].squared_norms.min()) > 0.0
 
@@ -195,9 +195,8 @@ class Places(nn.Module):
 def test_places_that_all_rows_share_have_gradients_of_each_row(steps, index):
     torch.manual_seed(0)
     model, x = Places(index), torch.randint(0, 9, (30, steps))
-    network = Network(model)
-    network.check(x)
-    assert network.examine(x).rest == ()
+    network = probed(Network(model), x)
+    assert network.layers.rest == ()
     for part in (x, x[:steps], x[:1]):
         _, gradients = network.gradients(part)
         expected = plain_rows(model, part, network.layers.order)

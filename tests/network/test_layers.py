@@ -8,8 +8,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from deltaband import Exact, PredictionIntervals
 from deltaband.network.gradient_batch import GradientBatch
-from deltaband.network.layers.factors import Lookup, Outer, Rows, inner
+from deltaband.network.layers.factors import DenseRows, EmbeddingRows, OuterProducts, inner
 from deltaband.network.network import Network
+from tests.support.networks import probed
 
 
 class Pooled(nn.Module):
@@ -191,8 +192,7 @@ def one_by_one(model, x):
 
 
 def layered(model, x):
-    network = Network(model)
-    network.examine(x)
+    network = probed(Network(model), x)
     outputs, batch = network.gradients(x)
     order = [name for names in network.layers.parameters for name in names] + list(network.layers.rest)
     return network, outputs, batch, order
@@ -250,21 +250,23 @@ def kinds(model, x):
 
 
 def test_rows_are_formed_only_where_that_is_cheaper():
-    assert kinds(nn.Sequential(nn.Linear(50, 60), nn.ReLU(), nn.Linear(60, 1)), torch.randn(2, 50)) == [Outer, Rows]
-    assert kinds(Pooled(nn.Linear(50, 60), 60), torch.randn(2, 3, 50)) == [Outer, Rows]
-    assert kinds(Pooled(nn.Linear(50, 60), 60), torch.randn(2, 30, 50)) == [Rows, Rows]
-    assert kinds(Pooled(nn.Embedding(100, 8), 8), torch.randint(0, 9, (2, 5))) == [Lookup, Rows]
-    assert kinds(Pooled(nn.Embedding(10, 8), 8), torch.randint(0, 9, (2, 5))) == [Rows, Rows]
+    assert kinds(nn.Sequential(nn.Linear(50, 60), nn.ReLU(), nn.Linear(60, 1)), torch.randn(2, 50)) == [
+        OuterProducts,
+        DenseRows,
+    ]
+    assert kinds(Pooled(nn.Linear(50, 60), 60), torch.randn(2, 3, 50)) == [OuterProducts, DenseRows]
+    assert kinds(Pooled(nn.Linear(50, 60), 60), torch.randn(2, 30, 50)) == [DenseRows, DenseRows]
+    assert kinds(Pooled(nn.Embedding(100, 8), 8), torch.randint(0, 9, (2, 5))) == [EmbeddingRows, DenseRows]
+    assert kinds(Pooled(nn.Embedding(10, 8), 8), torch.randint(0, 9, (2, 5))) == [DenseRows, DenseRows]
 
 
 def test_sequences_of_different_lengths_go_together():
     torch.manual_seed(0)
     model = Pooled(nn.Linear(50, 60), 60).double().eval()
     short, long = torch.randn(3, 2, 50, dtype=torch.float64), torch.randn(4, 40, 50, dtype=torch.float64)
-    network = Network(model)
-    network.examine(short)
+    network = probed(Network(model), short)
     mine, theirs = network.gradients(short)[1], network.gradients(long)[1]
-    assert (type(mine.blocks[0].parts()[0]), type(theirs.blocks[0].parts()[0])) == (Outer, Rows)
+    assert (type(mine.blocks[0].parts()[0]), type(theirs.blocks[0].parts()[0])) == (OuterProducts, DenseRows)
     np.testing.assert_allclose(mine.inner(theirs), mine.rows() @ theirs.rows().T, rtol=1e-10)
 
 
@@ -272,13 +274,13 @@ def test_sequences_of_different_lengths_go_together():
 def test_products_do_not_depend_on_how_many_are_held_at_once(numbers, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     a, b = (
-        Outer(torch.randn(n, t, 6, generator=generator), torch.randn(n, t, 7, generator=generator), bias=True)
+        OuterProducts(torch.randn(n, t, 6, generator=generator), torch.randn(n, t, 7, generator=generator), bias=True)
         for n, t in ((4, 3), (5, 2))
     )
     expected = a.rows().double() @ b.rows().double().T
     monkeypatch.setattr("deltaband.network.layers.factors.PRODUCT_NUMBERS", numbers)
     np.testing.assert_allclose(inner(a, b), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(inner(Rows(a.rows()), b), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(inner(DenseRows(a.rows()), b), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_input_that_is_changed_behind_autograd_is_refused():
@@ -294,7 +296,7 @@ def test_an_input_that_is_changed_behind_autograd_is_refused():
             return self.second(torch.tanh(y))
 
     with pytest.raises(TypeError, match="could not be differentiated"):
-        Network(Changed()).examine(torch.randn(5, 7))
+        Network(Changed()).probe(torch.randn(5, 7))
 
 
 def test_weights_past_the_module_tree_are_refused():
@@ -310,7 +312,7 @@ def test_weights_past_the_module_tree_are_refused():
             return self.own(x) + self.other(x)
 
     with pytest.raises(TypeError, match="past the module tree"):
-        Network(Past()).examine(torch.randn(3, 7))
+        Network(Past()).probe(torch.randn(3, 7))
 
 
 @pytest.mark.filterwarnings("ignore:the network has p")
@@ -400,8 +402,8 @@ def test_rows_that_tell_nothing_do_not_mislead(case):
 
 def test_a_single_row_of_indices_gets_rows():
     model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 1))
-    assert Network(model).examine(torch.tensor([[1, 2, 3]])).batch_dims == {}
-    assert len(Network(model).examine(torch.tensor([[1, 2, 3], [4, 5, 1]])).batch_dims) == 2
+    assert Network(model).probe(torch.tensor([[1, 2, 3]])).layers.batch_dims == {}
+    assert len(Network(model).probe(torch.tensor([[1, 2, 3], [4, 5, 1]])).layers.batch_dims) == 2
 
 
 def test_what_is_kept_of_a_slice_is_the_slice():
@@ -415,22 +417,22 @@ def test_what_is_kept_of_a_slice_is_the_slice():
 
     _, _, batch, _ = layered(Last(), torch.randn(50, 100, 16))
     for part in batch.blocks[0].parts():
-        for tensor in (part.x, part.delta) if isinstance(part, Outer) else (part.values,):
+        for tensor in (part.x, part.delta) if isinstance(part, OuterProducts) else (part.values,):
             assert tensor.untyped_storage().nbytes() <= 2 * tensor.nbytes
 
 
 def test_a_large_layer_is_compared_one_row_and_some_columns_at_a_time(monkeypatch):
     model = nn.Sequential(nn.Linear(20, 700), nn.Tanh(), nn.Linear(700, 700), nn.Tanh(), nn.Linear(700, 1))
     held = []
-    columns = Outer.columns
+    columns = OuterProducts.columns
 
     def watched(self, start, stop):
         held.append((stop - start) * len(self))
         return columns(self, start, stop)
 
-    monkeypatch.setattr(Outer, "columns", watched)
-    monkeypatch.setattr("deltaband.network.layers.probe.COMPARED", 10_000)
-    Network(model).examine(torch.randn(30, 20))
+    monkeypatch.setattr(OuterProducts, "columns", watched)
+    monkeypatch.setattr("deltaband.network.layers.probe.COMPARED_COLUMNS", 10_000)
+    Network(model).probe(torch.randn(30, 20))
     assert len(held) > 8 * 700 * 700 // 10_000
     assert max(held) <= 10_000
 
@@ -442,9 +444,9 @@ def test_frozen_layers_and_inputs_count_where_rows_are_put_together():
     front = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(front.requires_grad_(False), nn.Linear(16, 1))
     row_bytes = 4 * (3 * 32 * 32 + 2 * 2 * 16 * 32 * 32)
-    assert Network(model).check(torch.randn(32, 3, 32, 32)) <= max(64, 8 * 2**20 // row_bytes)
+    assert Network(model).chunk_rows(torch.randn(32, 3, 32, 32)) <= max(64, 8 * 2**20 // row_bytes)
     pooled = nn.Sequential(nn.AdaptiveAvgPool1d(8), nn.Flatten(), nn.Linear(8, 1))
-    assert Network(pooled).check(torch.randn(8, 1, 50_000)) == 64
+    assert Network(pooled).chunk_rows(torch.randn(8, 1, 50_000)) == 64
 
 
 def test_a_layer_called_without_gradients_has_none():

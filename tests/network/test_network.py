@@ -9,7 +9,6 @@ from torch import nn
 import tests.reference as reference
 from deltaband import Exact, Nystrom, PredictionIntervals, RandomProjection, RobustFrequentDirections
 from deltaband.network.gradient_batch import GradientBatch
-from deltaband.network.model_copy import fingerprint
 from deltaband.network.network import Network
 from tests.support.networks import in_threads, mlp, regression
 
@@ -116,23 +115,23 @@ def test_the_users_module_is_left_as_it_was(training):
     before = state_of(model)
     X = torch.randn(10, 3)
     network = Network(model)
-    network.check(X)
+    network.validate(X)
     network.gradients(X)
     with pytest.raises((ValueError, TypeError)):
-        network.check(torch.randn(4, 99, 3))
+        network.validate(torch.randn(4, 99, 3))
     with pytest.raises((TypeError, ValueError)):
         network.gradients(torch.randn(4, 1))
     assert_same(before, state_of(model))
 
 
-def test_the_twin_shares_the_parameters_and_nothing_else():
+def test_the_copy_shares_the_parameters_and_nothing_else():
     model = Convolutional()
-    twin = Network(model).twin
-    pairs = list(zip(model.parameters(), twin.parameters(), strict=True))
+    copied = Network(model).eval_copy
+    pairs = list(zip(model.parameters(), copied.parameters(), strict=True))
     assert all(a.data_ptr() == b.data_ptr() and a is not b for a, b in pairs)
-    assert not {id(b) for b in model.buffers()} & {id(b) for b in twin.buffers()}
-    assert not {id(m) for m in model.modules()} & {id(m) for m in twin.modules()}
-    assert not any(m.training for m in twin.modules())
+    assert not {id(b) for b in model.buffers()} & {id(b) for b in copied.buffers()}
+    assert not {id(m) for m in model.modules()} & {id(m) for m in copied.modules()}
+    assert not any(m.training for m in copied.modules())
 
 
 def test_old_style_weight_norm_with_its_non_leaf_weight_is_copied_too():
@@ -219,30 +218,30 @@ def test_inner_products_do_not_depend_on_how_many_columns_go_at_once(monkeypatch
 
 
 def test_a_chunk_is_bounded_by_memory():
-    assert Network(mlp(3, 4)).check(torch.randn(5, 3)) == 4096
+    assert Network(mlp(3, 4)).chunk_rows(torch.randn(5, 3)) == 4096
     wide = Network(mlp(1000, 1000, torch.float32))  # a million parameters: 4 MB a row
-    assert 1 <= wide.check(torch.randn(5, 1000)) * wide.n_parameters * 4 <= 256 * 2**20
+    assert 1 <= wide.chunk_rows(torch.randn(5, 1000)) * wide.n_parameters * 4 <= 256 * 2**20
     # few parameters, but 8 · 64 · 64 activations a row
     images = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.LazyLinear(1))
     x = torch.randn(2, 3, 64, 64)
     images(x)
     images[3].requires_grad_(False)
-    assert Network(images).check(x) * 8 * 64 * 64 * 4 <= 256 * 2**20
+    assert Network(images).chunk_rows(x) * 8 * 64 * 64 * 4 <= 256 * 2**20
 
 
 def test_a_fingerprint_tells_weights_and_buffers_apart(model):
-    before = fingerprint(Network(model).twin)
-    assert fingerprint(Network(copy.deepcopy(model)).twin) == before
+    before = Network(model).fingerprint
+    assert Network(copy.deepcopy(model)).fingerprint == before
     with torch.no_grad():
         model[2].bias += 1e-12
-    after = fingerprint(Network(model).twin)
+    after = Network(model).fingerprint
     assert [name for name in before if before[name] != after[name]] == ["2.bias"]
     model[1] = nn.ReLU()
-    assert fingerprint(Network(model).twin) != after
+    assert Network(model).fingerprint != after
     norm = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
-    before = fingerprint(Network(norm).twin)
+    before = Network(norm).fingerprint
     norm(torch.randn(5, 3))
-    assert fingerprint(Network(norm).twin) != before
+    assert Network(norm).fingerprint != before
 
 
 class Returns(nn.Module):
@@ -268,7 +267,7 @@ class Returns(nn.Module):
 )
 def test_a_network_without_numbers_for_each_row_is_refused(what, error, message):
     with pytest.raises(error, match=message):
-        Network(Returns(what)).check(torch.randn(5, 3))
+        Network(Returns(what)).validate(torch.randn(5, 3))
 
 
 class InPlace(nn.Module):
@@ -286,7 +285,7 @@ def test_a_network_that_works_on_its_input_in_place_does_not_touch_the_users_dat
     X = torch.randn(6, 3) + 5
     before = X.clone()
     network = Network(model)
-    network.check(X)
+    network.validate(X)
     outputs, gradients = network.gradients(X)
     assert torch.equal(X, before)
     _, J = reference.jacobian(model, X.clone())
@@ -308,7 +307,7 @@ class Centred(nn.Module):
 )
 def test_a_network_that_mixes_the_rows_of_a_batch_is_refused(model):
     with pytest.raises(ValueError, match=r"depends on the other rows|evaluated on a single row"):
-        Network(model).check(torch.randn(5, 3))
+        Network(model).validate(torch.randn(5, 3))
 
 
 class Counter(nn.Module):
@@ -322,10 +321,10 @@ class Counter(nn.Module):
         return self.layer(x)
 
 
-def test_buffers_written_in_forward_are_those_of_the_twin():
+def test_buffers_written_in_forward_are_those_of_the_copy():
     model = Counter()
     network = Network(model)
-    network.check(torch.randn(5, 3))
+    network.validate(torch.randn(5, 3))
     with pytest.raises(TypeError, match=r"torch\.func could not"):
         network.gradients(torch.randn(5, 3))
     assert model.calls == 0
@@ -376,7 +375,7 @@ def test_wrappers_are_looked_through():
 
 def test_rows_of_the_wrong_shape_are_refused_with_the_networks_own_words(model):
     with pytest.raises(ValueError, match=r"batch of shape \(2, 4\)"):
-        Network(model).check(torch.randn(5, 4))
+        Network(model).validate(torch.randn(5, 4))
 
 
 class Recurrent(nn.Module):

@@ -11,7 +11,8 @@ from torch.nn.utils.parametrizations import weight_norm
 import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
 from deltaband.network.network import Network
-from deltaband.network.parameter_selection import chosen
+from deltaband.network.parameter_selection import select_parameters
+from tests.support.networks import probed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the network has p", "ignore:n − p")
 DAMPING = 0.5
@@ -147,9 +148,7 @@ def test_below_the_lowest_chosen_layer_there_is_one_forward_pass_and_no_graph(he
     assert "by hooks" in band.summary()
     assert not any(requires_grad for _, requires_grad in seen)
     assert Counted.backwards == 0
-    network = Network(model, parameters=["1.*"])
-    network.check(rows(n))
-    network.examine(rows(n))
+    network = probed(Network(model, parameters=["1.*"]), rows(n))
     seen.clear()
     network.gradients(rows(n))
     assert seen == [(n, False)]
@@ -235,7 +234,7 @@ def test_parameters_that_the_output_does_not_depend_on_are_refused():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, within torch.compile
 def test_names_are_those_of_the_network_that_was_compiled():
     model = Blocks()
-    names = chosen(model, ["head.*"])
+    names = select_parameters(model, ["head.*"])
     assert names == {"head.weight", "head.bias"}
     band = PredictionIntervals(torch.compile(model), damping=1.0, parameters=["head.*"]).fit(rows(), torch.randn(30))
     assert band.n_parameters_ == 6

@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from deltaband.network.gradient_batch import GradientBatch
+from deltaband.network.network import Network
 
 
 def batch(rows: np.ndarray, dtype: torch.dtype = torch.float64) -> GradientBatch:
@@ -22,6 +24,11 @@ def mlp(n_inputs: int = 3, hidden: int = 8, dtype: torch.dtype = torch.float64, 
 def dropout_mlp(p: float = 0.3, dtype: torch.dtype = torch.float64, inplace: bool = False) -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(nn.Dropout(p, inplace), nn.Linear(3, 8), nn.Tanh(), nn.Dropout(p), nn.Linear(8, 1)).to(dtype)
+
+
+def probed(network: Network, x: Any) -> Network:
+    """The network with gradients layer by layer, as these rows show them."""
+    return network.with_layers(*network.probe(x))
 
 
 class Cube(nn.Module):

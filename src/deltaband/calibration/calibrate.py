@@ -135,7 +135,7 @@ def _evaluate(
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """Return the residuals (n, m), the values of the functions for each output, (n, 2 + L), and the hashes (n,)."""
     parts = []
-    for x, targets, first in batches.chunks(lambda x: max(networks[0].check(x), fits[0].rows_at_once)):
+    for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
         evaluated = [
             evaluate_rows(network, x, function, fit.rows_at_once, first)
             for fit, network, function in zip(fits, networks, functions, strict=True)

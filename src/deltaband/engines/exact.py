@@ -283,7 +283,7 @@ def _groups(J: GradientBatch) -> Iterator[tuple[int, int]]:
     """Yield first and last (not included) of the blocks that are in memory at once."""
     first = rows = 0
     for i, block in enumerate(J.blocks):
-        if i > first and rows + len(block) > block.together:
+        if i > first and rows + len(block) > block.rows_in_memory:
             yield first, i
             first, rows = i, 0
         rows += len(block)

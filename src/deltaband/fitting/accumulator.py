@@ -17,10 +17,10 @@ from ..data.row_record import RowRecord, Sample, pair_hashes, share_by_chance
 from ..engines import Accumulator, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
-from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, Held
+from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, StoredBlock
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
-from ..network.model_copy import fingerprint, plain_autograd
-from ..network.network import Network
+from ..network.model_copy import plain_autograd
+from ..network.network import Network, OutputShape
 from ..network.recomputed import Recomputed
 from ..storage.encoding import storable
 from . import accuracy
@@ -52,10 +52,9 @@ class Start:
 
     def network(self, spec: FitSpec) -> Network:
         """Return the network that gives what the engine asks for."""
+        shape = OutputShape(self.n_outputs, self.n_returned)
         network = spec.network(spec.task.head(self.outputs))
-        network.layers = None if self.by_rows else self.layers
-        network.n_outputs, network.n_returned = self.n_outputs, self.n_returned
-        return network
+        return network.with_layers(None if self.by_rows else self.layers, shape)
 
 
 class FitAccumulator:
@@ -64,14 +63,14 @@ class FitAccumulator:
     def __init__(self, spec: FitSpec, start: Start, engine: Accumulator, seed: int = 0) -> None:
         """Begin with an engine's accumulator that has been started for the plan's choice."""
         self.spec, self.start, self.engine = spec, start, engine
-        self.network = network = start.network(spec)
+        self.network = network = start.network(spec).copy()
         option, m = start.option, start.n_outputs
         problem = option.problem
         self._inputs = _KeptInputs(network, problem, start.memory - option.nbytes) if problem.recomputed else None
         # rows are taken as they come; inner products are faster for many at once
         self._rows_at_once = 0
         if self._inputs is not None:
-            self._rows_at_once = self._inputs.together
+            self._rows_at_once = self._inputs.rows_in_memory
         elif network.layers is not None:
             self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
         self._n_compared = 0
@@ -85,7 +84,7 @@ class FitAccumulator:
 
     def new_like(self) -> FitAccumulator:
         """Return an empty one that can be merged into this one, if the model's weights are still the same."""
-        now = fingerprint(self.spec.network().twin)
+        now = self.spec.network().fingerprint
         return FitAccumulator(self.spec, replace(self.start, weights=now), self.engine.new_like(), seed=self.n_rows)
 
     @classmethod
@@ -215,12 +214,12 @@ class FitAccumulator:
                 skipped(first, pair_hashes(network.prepare(x), y))
                 shown.update(len(x))
 
-            chunks = batches.chunks(network.check, self.n_rows - before, skip)
+            chunks = batches.chunks(network.chunk_rows, self.n_rows - before, skip)
             for chunk, (x, targets, first) in enumerate(chunks):
                 if chunk & (chunk - 1) == 0:  # the first, the second, the third, the fifth, the ninth …
                     network.verify(x)
                 outputs = []
-                for group, (part, g) in zip(network.groups(), checked_gradients(network, x, first), strict=True):
+                for group, (part, g) in zip(network.groups(x), checked_gradients(network, x, first), strict=True):
                     outputs.append(part.cpu())
                     buffer.add(g if self._inputs is None else self._inputs(x, group))
                     self._energy += float(g.squared_norms.sum())
@@ -299,7 +298,7 @@ def _with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fi
 
 def _merged(batch: GradientBatch) -> GradientBatch:
     """Put blocks together that are in memory."""
-    return batch.merged() if all(isinstance(block, Held) for block in batch.blocks) else batch
+    return batch.merged() if all(isinstance(block, StoredBlock) for block in batch.blocks) else batch
 
 
 def _sum(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
@@ -318,10 +317,10 @@ class _KeptInputs:
     """Keeps of each row the input alone; its gradient is computed again when it is needed."""
 
     def __init__(self, network: Network, problem: Problem, spare: float) -> None:
-        self.network = network.again(network.layers, own_weights=True)
+        self.network = network.copy(own_weights=True)
         # half is for the rows that meet them
         weights = problem.n_parameters * problem.itemsize
-        self.together = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
+        self.rows_in_memory = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
 
     def __call__(self, x: Inputs, group: slice) -> GradientBatch:
-        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.together),))
+        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.rows_in_memory),))

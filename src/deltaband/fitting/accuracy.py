@@ -57,7 +57,7 @@ def worst_report(spec: FitSpec, fits: Sequence[Fit], x: Any, sample: int | None)
         X.check_finite()
         if len(X) == 0:
             raise ValueError("x has no rows: give some, or none at all for an estimate over training rows")
-        spec.network().check(X)
+        spec.network().validate(X)
     reports = []
     for fit in fits:
         if fit.covariance.is_exact:
@@ -107,7 +107,7 @@ def report(
         share = min(1.0, exact / p_star) if n < n_rows and p_star > 0 else 1.0
         engine = fit.engine.resized(n // 2 if n < n_rows / 2 else n, share)
         sketched, q_sketched = _fitted(network, fit, engine, sample, damping, rest)
-        q = evaluate_sample(network.again(fit.asked_layers), rest, covariance.variance, fit.rows_at_once)
+        q = evaluate_sample(network.with_layers(fit.asked_layers), rest, covariance.variance, fit.rows_at_once)
     true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
     # of more rows p* is larger, but not more than in proportion
     true_p_star = min(float(_corrected(p_star, sketched, exact, 1.0)), exact * n_rows / n)
@@ -139,7 +139,7 @@ def _fitted(
     """Return p* of the engine fitted to some rows, and its q of others."""
     n, itemsize = len(rows) * fit.n_outputs, network.dtype.itemsize
     problem = Problem(n, network.n_parameters, itemsize, fit.layers.factor_bytes, rows.pieces[0][:1].nbytes)
-    network = network.again(None if engine.cost(problem).wants_rows and fit.by_rows else fit.layers)
+    network = network.with_layers(None if engine.cost(problem).wants_rows and fit.by_rows else fit.layers)
     with plain_autograd(network.device):
         sample = None
         if engine.sample_size:  # the rows are in random order
@@ -158,6 +158,6 @@ def _fitted(
 def gradients(network: Network, rows: Sample) -> Iterator[GradientBatch]:
     """Yield the gradients of the rows of a sample."""
     for piece in rows.pieces:
-        for x in piece.split(network.check(piece)):
-            for group in network.groups():
+        for x in piece.split(network.chunk_rows(piece)):
+            for group in network.groups(x):
                 yield network.gradients(x, group)[1]

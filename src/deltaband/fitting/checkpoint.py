@@ -16,7 +16,6 @@ from torch import Tensor
 from ..data.batches import Batches
 from ..data.inputs import Inputs
 from ..errors import ArtefactError, DamagedArtefactError, warn
-from ..network.model_copy import fingerprint
 from ..network.recomputed import network_hook, network_maker
 from ..storage import container
 from ..storage.atomic import writable
@@ -55,7 +54,7 @@ class Checkpoint:
         options = spec.configuration()
         self._about: dict[str, Any] = {
             "options": {**options, "process": process} if process else options,
-            "weights": fingerprint(spec.network().twin),
+            "weights": spec.network().fingerprint,
             "n_rows": batches.n_rows,
         }
         self._answers: tuple[Inputs, Tensor] | None = None

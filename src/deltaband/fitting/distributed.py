@@ -18,7 +18,6 @@ from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.row_record import RowSample
 from ..engines.cost import free_memory
 from ..errors import DistributedFitError, EmptyDataError
-from ..network.model_copy import fingerprint
 from ..network.network import Network
 from ..network.recomputed import network_hook, network_maker
 from ..storage import container
@@ -179,7 +178,7 @@ class ProcessGroup:
         """Raise unless all processes were given the same options, weights and sampler."""
         sampler, names = _distributed_sampler(batches), ("seed", "epoch", "shuffle", "drop_last")
         drawn = {} if sampler is None else {name: getattr(sampler, name) for name in names}
-        every = self.gather([spec.configuration(), fingerprint(spec.network().twin), drawn])
+        every = self.gather([spec.configuration(), spec.network().fingerprint, drawn])
         kinds = ("", "weights of ", "DistributedSamplers, in their ")
         for rank, each in enumerate(every):
             for what, mine, theirs in zip(kinds, every[0], each, strict=True):
@@ -264,7 +263,7 @@ class ProcessGroup:
         tree = container.as_json(encode(fit))
         if len(set(self.gather(container.digest(encode.tensors, {"fit": tree})))) == 1:
             return fit
-        shared: Fit = self.share(fit, 0, lambda outputs, layers: network.again(layers, own_weights=True))
+        shared: Fit = self.share(fit, 0, lambda outputs, layers: network.with_layers(layers).copy(own_weights=True))
         return shared
 
 

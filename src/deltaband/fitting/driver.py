@@ -19,8 +19,8 @@ from ..engines import Engine, Known, Plan, Problem, plan_fit
 from ..engines.cost import free_memory
 from ..errors import EmptyDataError, warn
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
-from ..network.model_copy import fingerprint, plain_autograd
-from ..network.network import Network
+from ..network.model_copy import plain_autograd
+from ..network.network import Network, Probe
 from . import accuracy
 from .accumulator import FitAccumulator, Start, progress_bar
 from .checkpoint import Checkpoint
@@ -245,16 +245,16 @@ def _started(
 
 def _planned(
     spec: FitSpec, network: Network, batches: Batches, n_rows: int | None, memory: float | None
-) -> tuple[Plan, Inputs, Batches]:
-    """Return the plan, the first rows, and the data as if nothing had been read; the network knows its layers then."""
+) -> tuple[Plan, Inputs, Batches, Probe]:
+    """Return the plan, the first rows, the data as if nothing had been read, and what the network shows on them."""
     x = (looked := batches.peek())[0].x
     batches = looked[1]
     with plain_autograd(network.device):
-        network.check(x)
-        layers = network.examine(x)
+        probe = network.probe(x)
+        layers, network = probe.layers, network.with_layers(*probe)
         first = x[:CHUNK_ROWS_AT_LEAST]
         start = time.perf_counter()
-        network.gradients(first, next(network.groups()))
+        network.gradients(first, next(network.groups(first)))
         seconds = time.perf_counter() - start
     m = network.n_outputs
     problem = Problem(
@@ -268,35 +268,23 @@ def _planned(
         damped=spec.damping.is_known,
         reiterable=batches.reiterable,
     )
-    return plan_fit(problem, spec.engine, memory), x, batches
+    return plan_fit(problem, spec.engine, memory), x, batches, probe
 
 
 def _planned_start(
     spec: FitSpec, outputs: Outputs, batches: Batches, n_rows: int | None, memory: float | None
 ) -> tuple[Start, Batches]:
-    network = spec.network(spec.task.head(outputs))
-    weights = fingerprint(network.twin)  # as the model has them: a forward pass may write to the copy's buffers
-    schedule, x, batches = _planned(spec, network, batches, n_rows, memory)
-    option, layers = schedule.chosen, network.layers
+    network = spec.network(spec.task.head(outputs)).copy()
+    weights = network.fingerprint  # as the model has them: a forward pass may write to the copy's buffers
+    schedule, x, batches, probe = _planned(spec, network, batches, n_rows, memory)
+    option = schedule.chosen
     if option is None:
         used = "" if batches.reiterable else " (its first batch has been read: a generator has to be made anew)"
         raise MemoryError(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
-    assert layers is not None
-    if option.engine.cost(option.problem).wants_rows:
-        network.take_rows(x)
-    start = Start(
-        outputs,
-        option,
-        schedule.memory,
-        layers,
-        network.layers is None,
-        network.n_outputs,
-        network.n_returned,
-        weights,
-    )
-    return start, batches
+    by_rows = option.engine.cost(option.problem).wants_rows and network.rows_by_vmap_work(x)
+    return Start(outputs, option, schedule.memory, probe.layers, by_rows, *probe.shape, weights), batches
 
 
 def _drawn(engine: Engine, network: Network, batches: Batches, progress: bool, rank: int) -> RowSample:
@@ -306,7 +294,7 @@ def _drawn(engine: Engine, network: Network, batches: Batches, progress: bool, r
     seed = [engine.seed, rank] if rank else engine.seed
     sample = RowSample(-(-engine.sample_size // network.n_outputs), seed)
     with plain_autograd(network.device), progress_bar("deltaband, drawing a sample", batches, progress) as shown:
-        for x, _, _ in batches.chunks(network.check):
+        for x, _, _ in batches.chunks(network.chunk_rows):
             sample.update(network.prepare(x))
             shown.update(len(x))
     return sample
@@ -333,7 +321,7 @@ def _sample_gradients(engine: Engine, network: Network, batches: Batches, rows: 
         finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
         parts += [gradients.take(finite)] if len(finite) else []
     if not parts:
-        for x, _, first in batches.chunks(network.check):
+        for x, _, first in batches.chunks(network.chunk_rows):
             for _ in checked_gradients(network, x, first):
                 pass
     sample = GradientBatch.concatenate(parts).merged()

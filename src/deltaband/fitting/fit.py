@@ -178,9 +178,9 @@ def evaluate_rows(
     values: list[np.ndarray] = []
     buffer = RowBuffer(lambda gradients: values.append(function(gradients)), rows_at_once)
     with plain_autograd(network.device):
-        rows = network.check(X)
+        rows = network.chunk_rows(X)
         if rows_at_once:
-            rows = max(1, min(rows, rows_at_once // network.n_outputs))
+            rows = max(1, min(rows, rows_at_once // network.validate(X).n_outputs))
         for x in X.split(rows):
             parts = []
             for part, gradients in checked_gradients(network, x, first):
@@ -204,7 +204,7 @@ def evaluate_sample(network: Network, sample: Sample, function: RowFunction, row
 
 def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple[Tensor, GradientBatch]]:
     """Yield outputs and gradients, all finite, for some of the outputs at a time; `first` numbers the first row."""
-    for group in network.groups():
+    for group in network.groups(x):
         outputs, gradients = network.gradients(x, group)
         check_outputs(outputs, first)
         norms = torch.from_numpy(gradients.squared_norms).reshape(-1, len(x)).T

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..data.row_record import Sample
 from ..errors import ArtefactError
-from ..network.model_copy import fingerprint, unwrapped
+from ..network.model_copy import unwrap
 from ..network.network import Network
 from ..network.recomputed import network_hook, network_maker
 from ..storage.band_file import BandRecord, StoredBand
@@ -40,13 +40,13 @@ def record_of(
         "holds_sample": sample and any(len(fit.sample) > 0 for fit in fits),
     }
     kept = tuple(fits) if sample else tuple(replace(fit, sample=Sample()) for fit in fits)
-    state = dict(unwrapped(spec.model).state_dict()) if weights else {}
+    state = dict(unwrap(spec.model).state_dict()) if weights else {}
     return BandRecord(about, spec.options(), kept, calibration, state, network_hook)
 
 
 def check_shapes(stored: StoredBand, model: nn.Module) -> None:
     """Raise unless the model's parameters have the shapes that were saved."""
-    shapes = {name: list(w.shape) for name, w in unwrapped(model).named_parameters()}
+    shapes = {name: list(w.shape) for name, w in unwrap(model).named_parameters()}
     for name, shape in stored.shapes.items():
         if shapes.get(name) != shape:
             found = f"is {tuple(shapes[name])}" if name in shapes else "is not there"
@@ -74,7 +74,7 @@ def restored(stored: StoredBand, spec: FitSpec, strict: bool) -> tuple[tuple[Fit
     if changed is None:
         return fits, calibration
     if strict or recomputes:
-        was, now = (digests.get(changed, "not there") for digests in (fit.fingerprint, fingerprint(network.twin)))
+        was, now = (digests.get(changed, "not there") for digests in (fit.fingerprint, network.fingerprint))
         reason = "it computes its training rows again, with the weights" if recomputes else "strict=False only warns"
         raise ArtefactError(
             f"{stored.path}: the band was fitted to other weights than this model has: first {changed!r} ({was}, now "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from ..data.inputs import Inputs
 from ..engines import Engine
 from ..engines.cost import free_memory
 from ..errors import warn
-from ..network.model_copy import fingerprint
+from ..network.cache import NetworkCache
 from ..network.network import Head, Network
-from ..network.parameter_selection import Choice
+from ..network.parameter_selection import ParameterChoice
 from ..storage.encoding import describe_setting
 from ..validation import check_bool, check_callable, check_memory
 from .fit import Fit, RowFunction, check_outputs, evaluate_rows
@@ -44,9 +44,10 @@ class FitSpec:
     damping: Damping
     engine: Engine | None = None  # None: the best that fits into memory
     memory: float | None = None  # bytes
-    parameters: Choice = "all"
+    parameters: ParameterChoice = "all"
     output: Callable[[Any], Tensor] | None = None
     batch: Callable[[Any], tuple[Any, Any]] | None = None
+    networks: NetworkCache = field(default_factory=NetworkCache, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_memory(self.memory)
@@ -56,9 +57,9 @@ class FitSpec:
         self.network()  # whatever is wrong with the model is reported now
 
     def network(self, head: Head | None = None, fit: Fit | None = None) -> Network:
-        """Return the network with this head, and with the layers that a fit's covariance asks for."""
+        """Return the network with this head and the layers that a fit's covariance asks for; to keep it, copy it."""
         layers = None if fit is None else fit.asked_layers
-        return Network(self.model, layers, parameters=self.parameters, output=self.output, head=head)
+        return self.networks.network(self.model, layers, parameters=self.parameters, output=self.output, head=head)
 
     def fitted_network(self, fit: Fit) -> Network:
         """Return the network whose gradients made J of this fit."""
@@ -66,7 +67,7 @@ class FitSpec:
 
     def stored_network(self, outputs: tuple[int, ...], layers: Any) -> Network:
         """Return a network with weights of its own, for gradients that are computed again from kept inputs."""
-        return self.network(self.task.head(outputs)).again(layers, own_weights=True)
+        return self.network(self.task.head(outputs)).with_layers(layers).copy(own_weights=True)
 
     def read(self, data: Any, y: Any = None, n_rows: int | None = None) -> Batches:
         """Return the user's data as batches."""
@@ -121,7 +122,9 @@ class FitSpec:
                 f"the model has {network.n_parameters:,} trainable parameters now and had {fit.n_parameters:,} at fit: "
                 "call fit again"
             )
-        now = fingerprint(network.twin)
+        now = network.fingerprint
+        if now == fit.fingerprint:
+            return None
         return next((name for name in {**fit.fingerprint, **now} if now.get(name) != fit.fingerprint.get(name)), None)
 
     def check_weights(self, network: Network, fit: Fit) -> None:

@@ -1,8 +1,8 @@
-"""The gradients of a batch of rows, whole or layer by layer: rows where rows are wanted, inner products where not."""
+"""The gradients of a batch of rows, as full rows or layer by layer: rows on demand, inner products without them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from ..storage.encoding import storable
-from .layers.factors import Part, Rows, alike, inner, stacked
+from .layers.factors import DenseRows, Part, alike, inner, stacked
 
-# A chunk of rows that fits the processor's cache is two to three times faster to make than one that does not, but
+# A chunk of rows that fits the processor's cache is two to three times faster to compute than one that does not, but
 # a handful of rows wastes the matrix products that follow.
 CHUNK_BYTES = 8 * 2**20
 CHUNK_ROWS_AT_LEAST = 64
-MERGED_BYTES = 8 * 2**20  # of blocks that are put together
-PRODUCT_ROWS = 1024  # whose inner products are asked for at once
+MERGED_BYTES = 8 * 2**20  # size up to which blocks are merged
+PRODUCT_ROWS = 1024  # rows whose inner products are computed at once
 
 
 class Block(Protocol):
@@ -31,32 +31,32 @@ class Block(Protocol):
     def n_parameters(self) -> int: ...
 
     @property
-    def together(self) -> int:
-        """With how many rows, those of other blocks included, its parts should be held in memory at once."""
+    def rows_in_memory(self) -> int:
+        """How many rows, those of other blocks included, should have their parts in memory at once."""
         ...
 
     def parts(self) -> Sequence[Part]:
-        """Each of the same rows."""
+        """Return the parts, each of the same rows."""
         ...
 
 
 @storable
 @dataclass(frozen=True)
-class Held:
-    """A block that is there."""
+class StoredBlock:
+    """A block whose parts are in memory."""
 
-    held: Sequence[Part]
-    together = 0
+    stored: Sequence[Part]
+    rows_in_memory = 0
 
     def __len__(self) -> int:
-        return len(self.held[0])
+        return len(self.stored[0])
 
     @property
     def n_parameters(self) -> int:
-        return sum(part.n_parameters for part in self.held)
+        return sum(part.n_parameters for part in self.stored)
 
     def parts(self) -> Sequence[Part]:
-        return self.held
+        return self.stored
 
 
 @storable
@@ -64,16 +64,16 @@ class Held:
 class GradientBatch:
     """The gradients of some rows, in blocks.
 
-    An engine that wants the rows asks for `rows()` or `columns(width)`; one that wants only inner products asks for
-    `inner(other)`, and no row is formed where a layer does without.
+    An engine that needs rows calls `rows()` or `columns(width)`; one that needs only inner products calls
+    `inner(other)`, and no row is formed for layers that have factors.
     """
 
-    blocks: tuple[Block, ...]  # of the same parameters each
+    blocks: tuple[Block, ...]  # each for the same parameters
 
     @classmethod
     def of(cls, *rows: Tensor) -> GradientBatch:  # each (b_i, p)
-        """From blocks of rows."""
-        return cls(tuple(Held((Rows(block),)) for block in rows))
+        """Make a batch of blocks of rows."""
+        return cls(tuple(StoredBlock((DenseRows(block),)) for block in rows))
 
     def __len__(self) -> int:
         return sum(map(len, self.blocks))
@@ -95,9 +95,9 @@ class GradientBatch:
         return np.concatenate([sum(part.squared_norms() for part in block.parts()) for block in self.blocks])
 
     def columns(self, width: int) -> Iterator[np.ndarray]:
-        """All rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before.
+        """Yield all rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before.
 
-        Where a layer does without rows, only these columns of them are formed.
+        Where a layer has factors, only these columns of its rows are formed.
         """
         memory = np.empty(len(self) * min(width, self.n_parameters))
         for layer in zip(*(block.parts() for block in self.blocks), strict=True):
@@ -108,7 +108,7 @@ class GradientBatch:
                 yield columns
 
     def inner(self, other: GradientBatch) -> np.ndarray:
-        """Inner products in float64: equals `self.rows() @ other.rows().T`."""  # (b, b')
+        """Return inner products in float64, which equal `self.rows() @ other.rows().T`."""  # (b, b')
         if self.has_rows and other.has_rows:
             width = max(1, CHUNK_BYTES // (8 * max(len(self), len(other), 1)))
             products = np.zeros((len(self), len(other)))
@@ -124,13 +124,14 @@ class GradientBatch:
 
     @property
     def has_rows(self) -> bool:
-        """Whether the rows are there, rather than what they could be formed from."""
+        """Whether full rows are in memory, rather than factors that they can be formed from."""
         return all(
-            isinstance(block, Held) and all(isinstance(part, Rows) for part in block.held) for block in self.blocks
+            isinstance(block, StoredBlock) and all(isinstance(part, DenseRows) for part in block.stored)
+            for block in self.blocks
         )
 
     def merged(self) -> GradientBatch:
-        """The same in memory, in fewer and larger blocks, whose products are faster."""
+        """Return the same rows in memory, in fewer and larger blocks, whose products are faster."""
         groups: list[list[Sequence[Part]]] = []
         size = 0
         for block in self.blocks:
@@ -142,37 +143,35 @@ class GradientBatch:
                 groups.append([parts])
                 size = sum(part.nbytes for part in parts)
         return GradientBatch(
-            tuple(Held(tuple(stacked(layer) for layer in zip(*group, strict=True))) for group in groups)
+            tuple(StoredBlock(tuple(stacked(layer) for layer in zip(*group, strict=True))) for group in groups)
         )
 
     def take(self, index: np.ndarray) -> GradientBatch:
-        """The rows of these numbers, in order."""
-        chosen, first = [], 0
-        for block in self.blocks:
-            within = torch.from_numpy(index[(index >= first) & (index < first + len(block))] - first)
-            first += len(block)
-            if len(within):
-                chosen.append(Held(tuple(part.take(within) for part in block.parts())))
-        return GradientBatch(tuple(chosen))
+        """Return the rows with these numbers, in order."""
+        return self._select(lambda first, stop: torch.from_numpy(index[(index >= first) & (index < stop)] - first))
 
     def between(self, start: int, stop: int) -> GradientBatch:
-        """The rows from one number to another; none is copied."""
+        """Return the rows from number `start` to before `stop`; none is copied."""
+        return self._select(lambda first, end: slice(max(start - first, 0), max(min(stop, end) - first, 0)))
+
+    def _select(self, within: Callable[[int, int], Tensor | slice]) -> GradientBatch:
+        """Return the rows that `within` gives for each block, from the numbers of its first row and of the next's."""
         chosen, first = [], 0
         for block in self.blocks:
-            within = slice(max(start - first, 0), max(stop - first, 0))
-            if within.start < min(within.stop, len(block)):
-                chosen.append(Held(tuple(part.take(within) for part in block.parts())))
+            index = within(first, first + len(block))
             first += len(block)
+            if (index.start < index.stop) if isinstance(index, slice) else len(index):
+                chosen.append(StoredBlock(tuple(part.take(index) for part in block.parts())))
         return GradientBatch(tuple(chosen))
 
     def split(self, size: int) -> Iterator[GradientBatch]:
-        """The same rows, at most `size` at a time; no row is copied."""
+        """Yield the same rows, at most `size` at a time; no row is copied."""
         for block in self.blocks:
             parts = block.parts()
             for start in range(0, max(len(block), 1), size):
-                yield GradientBatch((Held(tuple(part.take(slice(start, start + size)) for part in parts)),))
+                yield GradientBatch((StoredBlock(tuple(part.take(slice(start, start + size)) for part in parts)),))
 
     @staticmethod
     def concatenate(batches: Iterable[GradientBatch]) -> GradientBatch:
-        """One batch out of many; no row is copied."""
+        """Return one batch of the blocks of many; no row is copied."""
         return GradientBatch(tuple(block for batch in batches for block in batch.blocks))

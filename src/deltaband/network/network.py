@@ -2,226 +2,188 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..data.inputs import Inputs
 from ..errors import LayerMismatchError
-from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Held
-from .layers import hooks as capture
-from .layers.factors import Part, Rows
-from .layers.generic import real_tensors
+from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock
+from .layers import hooks
+from .layers.factors import DenseRows, Part
 from .layers.hooks import Layers
-from .layers.probe import examine
-from .model_copy import no_inner_loops, plain_autograd, twin, unwrapped
-from .parameter_selection import Choice, chosen, last_layer, layers_of
-from .per_row import PAST_THE_TREE, leaves, looped, plain, vmapped
-from .preconditions import check_output, check_own, check_same, distinct, first_difference
+from .layers.probe import probe_layers
+from .model_copy import AcceptedInputs, ModelCopy, no_inner_loops, plain_autograd
+from .parameter_selection import ParameterChoice
+from .per_row import PAST_THE_TREE, leaves, plain_gradient, rows_by_loop, rows_by_vmap
+from .preconditions import check_independent, check_repeatable, distinct_rows, first_difference, try_rows
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
-EXAMINED = 8  # rows that tell which layers do without rows
-VERIFIED = 4  # rows that are compared with plain autograd later on
+LOOPED_ROWS = 4  # up to so many rows of J are faster by plain autograd than by torch.func
+PROBED_ROWS = 8  # on which it is tested which layers have gradients by hooks
+VERIFIED_ROWS = 4  # of a later chunk, compared with plain autograd
+REMEMBERED_KINDS = 256  # of inputs, such as sequences of different lengths
 
-Head = Callable[[Tensor], Tensor]  # (b, M) -> (b, m): of a network's outputs what is asked about
+Head = Callable[[Tensor], Tensor]  # (b, n_returned) -> (b, n_outputs)
+
+
+class OutputShape(NamedTuple):
+    """How many numbers per row have gradients, and how many the model returns before the head."""
+
+    n_outputs: int
+    n_returned: int
+
+
+class Probe(NamedTuple):
+    """What a network shows on some rows."""
+
+    layers: Layers
+    shape: OutputShape
 
 
 class Network:
     """A trained network as a differentiable function of its parameters: m numbers for each row of its inputs.
 
-    `output` picks a tensor from whatever the model returns, `head` makes of it, as (b, M), the (b, m) numbers whose
-    gradients are asked for. Frozen parameters, and those not chosen, are constants. A parameter used in several places
-    counts once. With `layers` gradients come layer by layer, without rows where that is possible.
+    `output` picks a tensor from whatever the model returns, `head` computes from it, as (b, n_returned), the
+    (b, n_outputs) numbers whose gradients are wanted. Frozen parameters, and those not selected, are constants. A
+    parameter used in several places counts once. With `layers`, gradients are computed layer by layer, without rows
+    where that is possible.
+
+    A network never changes. Others around the same eval copy cost next to nothing: `with_layers`, `with_head`. One eval
+    copy serves one thread at a time: `copy` gives another.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | ModelCopy,
         layers: Layers | None = None,
         *,
-        parameters: Choice = "all",
+        parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         head: Head | None = None,
         own_weights: bool = False,
+        shape: OutputShape | None = None,
     ) -> None:
-        self.layers = layers
-        self.head = head
-        self._output = output
-        model = unwrapped(model)
-        names = chosen(model, parameters)
-        self.twin = twin(model, names.__contains__, own_weights)
-        self._trainable = {name: w for name, w in self.twin.named_parameters() if w.requires_grad}
-        self._last = last_layer(model) if parameters == "last" and self._trainable else None
-        self._layers = set(layers_of(model))
-        self.parameters = {name: w.detach() for name, w in self._trainable.items()}
-        if not self.parameters:
-            raise ValueError(
-                "the model has no trainable parameters: the delta method needs gradients with respect to at least "
-                "one; set requires_grad=True on the parameters that were trained"
-            )
-        for name, w in self.parameters.items():
-            if w.dtype not in (torch.float32, torch.float64):
-                hint = "convert a copy of the model first, for instance with copy.deepcopy(model).float()"
-                if w.is_complex():
-                    hint = "write it as its real and imaginary parts, or leave it out with parameters="
-                raise TypeError(f"parameter {name!r} is {w.dtype}, expected float32 or float64: {hint}")
-        tensors = list(self.parameters.values())
-        self.n_parameters = sum(w.numel() for w in tensors)
-        if self.n_parameters == 0:
-            raise ValueError("the model's trainable parameters have no elements")
-        if any(w.device.type == "meta" for w in tensors):
-            raise TypeError("the model is on the meta device and has no weights: load them first")
-        self.device = tensors[0].device
-        self.dtype = tensors[0].dtype
-        for w in tensors:
-            self.dtype = torch.promote_types(self.dtype, w.dtype)
-        kinds = {w.dtype for w in self.twin.parameters() if w.is_floating_point()}
-        self._input_dtype = self.dtype if len(kinds) == 1 else None  # a frozen half of it may be of another
-        self._rng = np.random.default_rng(0)
-        self.n_outputs = 0  # not known before `check`
-        self.n_returned = 0  # before the head
-        self._outputs_at_once = 1
+        """Make a network of a model, or of an eval copy, which has its own `parameters` and `output`."""
+        copied = model if isinstance(model, ModelCopy) else ModelCopy(model, parameters, output, own_weights)
+        self.model_copy: Final = copied
+        self.layers: Final = layers
+        self.head: Final = head
+        self.shape: Final = shape
+        self.n_outputs: Final = shape.n_outputs if shape else 0  # not known
+        self.n_returned: Final = shape.n_returned if shape else 0
+        self.eval_copy: Final = copied.module
+        self.parameters: Final = copied.parameters
+        self.n_parameters: Final = copied.n_parameters
+        self.device: Final = copied.device
+        self.dtype: Final = copied.dtype
 
-    def again(self, layers: Layers | None = None, head: Head | None = None, own_weights: bool = False) -> Network:
-        """A network of the same parameters with a twin of its own: for another thread, or another head."""
-        made = Network(self.twin, layers, output=self._output, head=head or self.head, own_weights=own_weights)
-        made.n_outputs = self.n_outputs if head is None else 0
-        return made
+    def with_layers(self, layers: Layers | None, shape: OutputShape | None = None) -> Network:
+        """Return a network whose gradients come by these layers, or as whole rows; with a known shape if given."""
+        return Network(self.model_copy, layers, head=self.head, shape=shape or self.shape)
+
+    def with_head(self, head: Head | None) -> Network:
+        """Return a network with the gradients of another function of the outputs."""
+        return Network(self.model_copy, self.layers, head=head)
+
+    def copy(self, *, own_weights: bool = False) -> Network:
+        """Return the same network around an eval copy of its own: for another thread, or with a copy of the weights."""
+        copied = ModelCopy(self.eval_copy, output=self.model_copy.output, own_weights=own_weights)
+        copied.accepted.update(self.model_copy.accepted)
+        return Network(copied, self.layers, head=self.head, shape=self.shape)
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """Digests of the weights and buffers, as they were when first asked for."""
+        return self.model_copy.fingerprint
 
     def prepare(self, x: Any) -> Inputs:
-        """A copy of `x` (a network may work on its input in place), in the network's dtype where it is not integer."""
+        """Copy `x` (a network may work on its input in place), in the network's dtype where it is not integer."""
+        return self.model_copy.prepare(x)
 
-        def prepared(x: Tensor) -> Tensor:
-            x = x.detach().to(self.device, self._input_dtype if x.is_floating_point() else None, copy=True)
-            return x.clone() if x.is_inference() else x
-
-        return Inputs.of(x).map(prepared)
-
-    def evaluate(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Tensor:  # (b, m)
-        """What the head makes of the outputs, with the network's own parameters or others."""
-        y = self._call(x, parameters).reshape(len(x), -1)
+    def evaluate(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Tensor:  # (b, n_outputs)
+        """Compute the head's outputs, with the network's own parameters or others."""
+        y = self.model_copy(x, parameters).reshape(len(x), -1)
         return y if self.head is None else self.head(y)
 
     def _fresh(self, x: Inputs) -> Tensor:
-        """The same of a copy: a network may work on its input in place."""
+        """Evaluate a copy: a network may work on its input in place."""
         return self.evaluate(x.map(torch.clone))
 
-    def _call(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Any:
-        args, kwargs = x.arguments(self.twin.forward)
-        y = self.twin(*args, **kwargs) if parameters is None else functional_call(self.twin, parameters, args, kwargs)
-        return y if self._output is None else self._output(y)
+    def validate(self, x: Any) -> OutputShape:
+        """Return how many outputs there are; raise unless the network gives real numbers for each row of `x` alone.
 
-    def check(self, x: Any) -> int:
-        """How many rows of `x` go into one chunk. Raises unless the network gives real numbers for each row of `x`.
-
-        Two rows are enough to tell, and to measure what a pass will have in memory of each: what backward remembers, or
-        what the layers give, where it remembers nothing because they are frozen.
+        The first two rows are evaluated, once for each kind of inputs.
         """
-        x = self.prepare(Inputs.of(x)[:2])
-        b = len(x)
-        weights = {w.data_ptr() for w in self.twin.parameters()}
-        versions = [w._version for w in self.twin.parameters()]
-        remembered = given = 0
-        last: str | None = None
-        coarse: list[str] = []
+        return self._shape(self._accepted(Inputs.of(x)).n_returned)
 
-        def pack(tensor: Tensor) -> Tensor:
-            nonlocal remembered
-            remembered += 0 if tensor.data_ptr() in weights else tensor.nbytes
-            return tensor.detach()  # an output would hold the graph that holds it, for ever
+    def _shape(self, n_returned: int) -> OutputShape:
+        n_outputs = n_returned
+        if self.head is not None:
+            n_outputs = self.head(torch.zeros(1, n_returned, dtype=self.dtype, device=self.device)).shape[1]
+        return OutputShape(n_outputs, n_returned)
 
-        def weigh(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
-                nonlocal given, last
-                given += output.nbytes if isinstance(output, Tensor) else 0
-                last = name if name in self._layers else last
-                if capture.is_known(module) and capture.owned(module):
-                    coarse.extend(f"{name!r} in {each.dtype}" for each in real_tensors(output) if each.itemsize < 4)
-
-            return hook
-
-        def called() -> Any:
-            try:
-                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                    return self._call(x.map(torch.clone))
-            except Exception:  # a network that uses torch.func takes no such hooks; any other fails once more
-                return self._call(x.map(torch.clone))
-
-        with ExitStack() as stack:
-            stack.enter_context(plain_autograd(self.device))
-            for name, module in self.twin.named_modules():
-                if next(module.children(), None) is None or name in self._layers:
-                    stack.callback(module.register_forward_hook(weigh(name)).remove)
-            try:
-                y = called()
-            except Exception as error:
-                integer = any(not tensor.is_floating_point() for tensor in x.tensors)
-                hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
-                hint += "" if x.single else f"; its forward takes {inspect.signature(self.twin.forward)}"
-                raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
-            if coarse:
-                raise TypeError(
-                    f"the network computes {coarse[0]}, of weights in {self.dtype} (torch.autocast in its forward?): "
-                    "such gradients are too coarse for JᵀJ; take the autocast off, or say enabled=self.training"
-                )
-            check_output(y, b)
-            y = self._headed(y, b)
-        if versions != [w._version for w in self.twin.parameters()]:
-            raise ValueError(
-                "the network's weights change while it is called: it writes to them (such as F.embedding with "
-                "max_norm), or another thread trains it; neither is supported"
-            )
-        if b > 1:
-            with plain_autograd(self.device):
-                check_own(self._fresh, x, y.detach(), b - 1)
-        if self._last is not None and last not in (None, self._last):
-            raise ValueError(
-                f"parameters='last' takes the layer that was registered last, {self._last!r}, but {last!r} runs last: "
-                f"name it, parameters=['{last}.*']"
-            )
-        own = self.n_parameters * self.dtype.itemsize
-        if self.layers is not None:
-            own = self.layers.factor_bytes + self.layers.working_bytes
-        pass_bytes = (x.nbytes + 2 * max(remembered, given)) // b
-        self._outputs_at_once = max(1, min(self.n_outputs, CHUNK_BYTES_AT_MOST // max(own, 1)))
-        row_bytes = own * self._outputs_at_once + pass_bytes
-        fewest = max(1, min(CHUNK_ROWS_AT_LEAST // self.n_outputs, CHUNK_BYTES_AT_MOST // row_bytes))
+    def chunk_rows(self, x: Any) -> int:
+        """Return how many rows of the kind of `x` are computed at once, from what a pass keeps in memory for each."""
+        found = self._accepted(Inputs.of(x))
+        n_outputs = self._shape(found.n_returned).n_outputs
+        row_bytes = self._gradient_bytes * self._outputs_at_once(n_outputs) + found.pass_bytes
+        fewest = max(1, min(CHUNK_ROWS_AT_LEAST // n_outputs, CHUNK_BYTES_AT_MOST // row_bytes))
         return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
-    def _headed(self, y: Tensor, b: int) -> Tensor:
-        y = y.reshape(b, -1)
-        self.n_returned = y.shape[1]
-        y = y if self.head is None else self.head(y)
-        self.n_outputs = y.shape[1]
-        return y
+    def groups(self, x: Any) -> Iterator[slice]:
+        """Yield the outputs, as many at a time as one row's gradients fit into memory."""
+        n_outputs = self.validate(x).n_outputs
+        step = self._outputs_at_once(n_outputs)
+        for start in range(0, n_outputs, step):
+            yield slice(start, min(start + step, n_outputs))
 
-    def examine(self, x: Any) -> Layers:
-        """Find out which layers do without rows, by some of the rows of `x`; gradients come layer by layer from now."""
-        x = self.prepare(distinct(Inputs.of(x), EXAMINED))
+    @property
+    def _gradient_bytes(self) -> int:
+        """The size of one row's gradient of one output, while it is computed."""
+        if self.layers is not None:
+            return self.layers.factor_bytes + self.layers.working_bytes
+        return self.n_parameters * self.dtype.itemsize
+
+    def _outputs_at_once(self, n_outputs: int) -> int:
+        return max(1, min(n_outputs, CHUNK_BYTES_AT_MOST // max(self._gradient_bytes, 1)))
+
+    def _accepted(self, x: Inputs) -> AcceptedInputs:
+        """Look up what is known about the kind of these inputs, or find it out."""
+        known = self.model_copy.accepted
+        found = known.get(x.row_format)
+        if found is None or (len(x) > 1 and not found.alone_and_together):
+            if len(known) >= REMEMBERED_KINDS:
+                known.clear()
+            found = known[x.row_format] = try_rows(self.model_copy, x)
+        return found
+
+    def probe(self, x: Any) -> Probe:
+        """Find out, on some of the rows of `x`, which layers have gradients by hooks, and count the outputs."""
+        x = Inputs.of(x)
+        shape = self.validate(x)
+        x = self.prepare(distinct_rows(x, PROBED_ROWS))
         with plain_autograd(self.device):
             try:
                 y = self.evaluate(x.map(torch.clone), self.parameters)
-                check_same(y.detach(), self._fresh(x).detach())
-                check_own(self._fresh, x, y.detach(), 0, len(x) - 1)
-                self.layers = examine(self.twin, lambda: self._fresh(x), len(x))
+                layers, again = probe_layers(self.eval_copy, lambda: self._fresh(x), len(x))
+                check_repeatable(y.detach(), again)
+                check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
-        if y.requires_grad and self._reached_past(x, y):
+        if y.requires_grad and self._reaches_past_the_tree(x, y):
             raise TypeError(PAST_THE_TREE)
-        if self.layers.rest and not self._vmap_works(self.layers.rest, x):
-            self.layers = replace(self.layers, vmap=False)
-        return self.layers
+        if layers.rest and not self._vmap_works(layers.rest, x):
+            layers = replace(layers, vmap=False)
+        return Probe(layers, shape)
 
-    def _reached_past(self, x: Inputs, y: Tensor) -> bool:
-        """Whether y, which was computed with constant parameters, has gradients with respect to others.
+    def _reaches_past_the_tree(self, x: Inputs, y: Tensor) -> bool:
+        """Return whether y, which was computed with constant parameters, has gradients with respect to others.
 
         A network that differentiates its own outputs makes leaves of its inputs, but new ones in each call.
         """
@@ -232,102 +194,105 @@ class Network:
     def verify(self, x: Any) -> None:
         """Raise unless the last row of `x` and some others, drawn at random, have the gradients of plain autograd.
 
-        Which layers tell their gradients is found out on the first rows; a weight that only later rows use past its
-        layer would be missed.
+        Layers are probed on the first rows; a weight that only later rows use outside its layer would be missed.
         """
+        n_outputs = self.validate(x).n_outputs
         x = self.prepare(x)
-        x = x[np.append(self._rng.permutation(len(x) - 1)[: VERIFIED - 1], len(x) - 1)]
-        o = int(self._rng.integers(self.n_outputs))
-        _, gradients = self.gradients(x, slice(o, o + 1))
-        varied = {name: self._trainable[name] for name in (self.layers.order if self.layers else self.parameters)}
+        x = x[np.append(self.model_copy.rng.permutation(len(x) - 1)[: VERIFIED_ROWS - 1], len(x) - 1)]
+        o = int(self.model_copy.rng.integers(n_outputs))
+        _, gradients = self._gradients(x, slice(o, o + 1), by_loop=False)  # as for many rows
+        trainable = self.model_copy.trainable
+        varied = {name: trainable[name] for name in (self.layers.order if self.layers else self.parameters)}
         with plain_autograd(self.device):
             y = self._fresh(x)
-            check_own(self._fresh, x, y.detach(), 0, len(x) - 1)
+            check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             for i, value in enumerate(y[:, o]):
-                expected, got = plain(value, list(varied.values())), gradients.take(np.array([i])).rows()[0]
+                expected, got = plain_gradient(value, list(varied.values())), gradients.take(np.array([i])).rows()[0]
                 name = first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
                 if name is not None:
                     raise ValueError(
                         f"the gradient with respect to {name!r} is not had as it was on the first rows: for some rows "
                         "the network uses this weight in another way than by calling its layer. Put such a row among "
-                        f"the first {EXAMINED}, or leave the weight out with parameters="
+                        f"the first {PROBED_ROWS}, or leave the weight out with parameters="
                     )
 
-    def take_rows(self, x: Any) -> None:
-        """Whole rows in one piece from now on, if that works on the rows of `x`."""
-        if self._vmap_works(tuple(self.parameters), self.prepare(Inputs.of(x))):
-            self.layers = None
+    def rows_by_vmap_work(self, x: Any) -> bool:
+        """Return whether torch.func gives whole rows of J for the rows of `x`."""
+        return self._vmap_works(tuple(self.parameters), self.prepare(x))
 
     def _vmap_works(self, names: tuple[str, ...], x: Inputs) -> bool:
-        """Whether torch.func gives the gradients that plain autograd does, on two rows."""
+        """Return whether torch.func gives the gradients that plain autograd does, on two rows."""
         x = x[:2]
         try:
             with no_inner_loops():
                 _, fast = self._vmapped(names, x, slice(None))
         except Exception:
             return False
-        _, plain = self._looped(names, x, slice(None))
-        if not bool(torch.isfinite(plain).all()):
+        _, slow = self._looped(names, x, slice(None))
+        if not bool(torch.isfinite(slow).all()):
             return False
-        return bool(torch.allclose(fast, plain, rtol=1e-3, atol=1e-4 * float(plain.abs().max())))
-
-    def groups(self) -> Iterator[slice]:
-        """The outputs, so many at a time that the gradients of one row fit into memory."""
-        for start in range(0, self.n_outputs, self._outputs_at_once):
-            yield slice(start, min(start + self._outputs_at_once, self.n_outputs))
+        return bool(torch.allclose(fast, slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max())))
 
     def gradients(self, x: Any, group: slice = slice(None)) -> tuple[Tensor, GradientBatch]:
-        """Outputs (b, m) and their gradients, from one forward pass: those of the first output of all rows, those of
-        the second, and so on."""
-        x = self.prepare(x)
-        if not self.n_outputs:
-            self.check(x)
+        """Compute outputs (b, m) and their gradients from one forward pass: those of the first output for all rows,
+        then those of the second, and so on."""
+        x = Inputs.of(x)
+        m = len(range(*group.indices(self.validate(x).n_outputs)))
+        try:
+            return self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
+        except Exception:
+            try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
+            raise
+
+    def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
         if self.layers is None:
-            outputs, rows = self._vmapped(tuple(self.parameters), x, group)
+            outputs, rows = (self._looped if by_loop else self._vmapped)(tuple(self.parameters), x, group)
             return outputs, GradientBatch.of(*rows)
         outputs, blocks = self._parts(self.layers, x, group)
         if self.layers.rest:
-            compute = self._vmapped if self.layers.vmap else self._looped
+            compute = self._vmapped if self.layers.vmap and not by_loop else self._looped
             _, rows = compute(self.layers.rest, x, group)
-            blocks = [[*block, Rows(of_output)] for block, of_output in zip(blocks, rows, strict=True)]
-        return outputs, GradientBatch(tuple(map(Held, blocks)))
+            blocks = [[*block, DenseRows(of_output)] for block, of_output in zip(blocks, rows, strict=True)]
+        return outputs, GradientBatch(tuple(map(StoredBlock, blocks)))
 
     def _parts(self, layers: Layers, x: Inputs, group: slice) -> tuple[Tensor, list[list[Part]]]:
-        """Outputs (b, m) and for each of them the parts of its layers; by a plain loop, if these rows use a layer as
-        the first ones did not."""
+        """Compute outputs (b, m) and, for each of them, the parts of its layers; by a plain loop if these rows use a
+        layer as the first ones did not."""
         with plain_autograd(self.device):
             try:
-                return capture.parts(self.twin, layers, lambda: self._fresh(x)[:, group], len(x))
+                return hooks.parts(self.eval_copy, layers, lambda: self._fresh(x)[:, group], len(x))
             except LayerMismatchError:
                 names = tuple(name for names in layers.parameters for name in names)
         outputs, rows = self._looped(names, x, group)
         sizes = [sum(self.parameters[name].numel() for name in names) for names in layers.parameters]
-        return outputs, [[Rows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows]
+        return outputs, [[DenseRows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows]
 
     def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """Outputs (b, m) and rows of J (m, b, p) for some of the parameters."""
+        """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters."""
         others = {name: w for name, w in self.parameters.items() if name not in names}
         with plain_autograd(self.device):
-            return vmapped(
+            return rows_by_vmap(
                 lambda x, varied: self.evaluate(x, {**others, **varied})[:, group],
                 {name: self.parameters[name] for name in names},
                 x,
-                len(range(*group.indices(self.n_outputs))),
+                len(range(*group.indices(self.validate(x).n_outputs))),
             )
 
     def _looped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """The same by plain autograd."""
+        """Compute the same by plain autograd."""
         with plain_autograd(self.device):
-            return looped(lambda x: self._fresh(x)[:, group], [self._trainable[name] for name in names], x)
+            varied = [self.model_copy.trainable[name] for name in names]
+            return rows_by_loop(lambda x: self._fresh(x)[:, group], varied, x)
 
     def outputs(self, x: Any) -> Tensor:
-        """Outputs (b, m) alone, without gradients."""
+        """Compute outputs (b, m) alone, without gradients."""
         x = Inputs.of(x)
-        rows = self.check(x)
+        rows = self.chunk_rows(x)
         with plain_autograd(self.device):
             try:
                 return torch.cat([self._answer(part) for part in x.split(rows)])
             except Exception as error:
+                try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
 
     def _answer(self, x: Inputs) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which parameters of a network take part: all that were trained, those of the last layer, or some by name."""
+"""The choice of parameters whose gradients are taken: all that were trained, the last layer, or some by name."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Literal
 
 from torch import nn
 
-Choice = Literal["all", "last"] | Sequence[str] | Callable[[str, nn.Parameter], bool]
-LISTED = 20  # names in an error
+ParameterChoice = Literal["all", "last"] | Sequence[str] | Callable[[str, nn.Parameter], bool]
+NAMES_IN_ERROR = 20
 
 
-def chosen(model: nn.Module, choice: Choice) -> frozenset[str]:
-    """The names of the trainable parameters that are chosen. A tied one has several names: any of them will do, and the
-    first is what it is called here."""
+def select_parameters(model: nn.Module, choice: ParameterChoice) -> frozenset[str]:
+    """Return the names of the trainable parameters that are chosen.
+
+    A tied parameter may be chosen by any of its names; the first of them is returned.
+    """
     first = {id(w): name for name, w in model.named_parameters()}
-    everything = {plain(name): w for name, w in model.named_parameters(remove_duplicate=False)}
+    everything = {_plain(name): w for name, w in model.named_parameters(remove_duplicate=False)}
     trainable = {name: w for name, w in everything.items() if w.requires_grad}
     if isinstance(choice, str):
         if choice not in ("all", "last"):
@@ -27,7 +29,7 @@ def chosen(model: nn.Module, choice: Choice) -> frozenset[str]:
         found = set(trainable)
         if choice == "last" and trainable:
             last = last_layer(model)
-            found = {name for name in trainable if owner(name) == last}
+            found = {name for name in trainable if _owner(name) == last}
     elif callable(choice):
         found = {name for name, w in trainable.items() if choice(name, w)}
         if not found:
@@ -35,7 +37,7 @@ def chosen(model: nn.Module, choice: Choice) -> frozenset[str]:
     elif isinstance(choice, Sequence) and choice and all(isinstance(pattern, str) for pattern in choice):
         found = set()
         for pattern in choice:
-            matching = {name for name in everything if fnmatchcase(name, plain(pattern))}
+            matching = {name for name in everything if fnmatchcase(name, _plain(pattern))}
             if not matching & set(trainable):
                 reason = f"only frozen parameters ({min(matching)})" if matching else "no parameter"
                 raise ValueError(f"{pattern!r} matches {reason}; trainable are: {_list(trainable)}")
@@ -46,24 +48,24 @@ def chosen(model: nn.Module, choice: Choice) -> frozenset[str]:
 
 
 def layers_of(model: nn.Module) -> list[str]:
-    """The names of the modules that have trainable parameters, as they were registered."""
+    """Return the names of the modules that have trainable parameters, in the order of registration."""
     parameters = model.named_parameters(remove_duplicate=False)
-    return list(dict.fromkeys(owner(name) for name, w in parameters if w.requires_grad))
+    return list(dict.fromkeys(_owner(name) for name, w in parameters if w.requires_grad))
 
 
 def last_layer(model: nn.Module) -> str:
-    """The module that was registered last."""
+    """Return the name of the module that was registered last."""
     return layers_of(model)[-1]
 
 
-def plain(name: str) -> str:
-    """Without what torch.compile adds."""
+def _plain(name: str) -> str:
+    """Remove what torch.compile adds to a name."""
     return name.replace("_orig_mod.", "")
 
 
-def owner(name: str) -> str:
-    """The name of the module that a parameter belongs to; that of a parametrised weight is the layer."""
-    name = plain(name)
+def _owner(name: str) -> str:
+    """Return the name of the module that a parameter belongs to; for a parametrised weight that is the layer."""
+    name = _plain(name)
     if ".parametrizations." in name:
         return name.split(".parametrizations.")[0]
     return "" if name.startswith("parametrizations.") else name.rpartition(".")[0]
@@ -71,4 +73,6 @@ def owner(name: str) -> str:
 
 def _list(names: Iterable[str]) -> str:
     names = list(names)
-    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    return ", ".join(names[:NAMES_IN_ERROR]) + (
+        f" and {len(names) - NAMES_IN_ERROR} more" if len(names) > NAMES_IN_ERROR else ""
+    )

@@ -1,4 +1,4 @@
-"""Rows of J for any network: by torch.func, all at once, or by plain autograd, one after the other."""
+"""Rows of J for any network: by torch.func, all at once, or by plain autograd, one after another."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PAST_THE_TREE = (
 )
 
 
-def vmapped(
+def rows_by_vmap(
     evaluate: Callable[[Inputs, Parameters], Tensor],  # (b, m)
-    varied: Parameters,  # that the rows are for
+    varied: Parameters,  # with respect to which
     x: Inputs,
     m: int,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (b, m) and rows (m, b, p)."""
+    """Compute outputs (b, m) and rows (m, b, p)."""
 
     def outputs(varied: Parameters, *row: Tensor) -> Tensor:  # (m,)
         return evaluate(replace(x, tensors=tuple(part.unsqueeze(0) for part in row)), varied)[0]
@@ -50,22 +50,22 @@ def vmapped(
     return y.reshape(b, m), rows
 
 
-def looped(
+def rows_by_loop(
     evaluate: Callable[[Inputs], Tensor],  # (b, m)
     varied: Sequence[Tensor],
     x: Inputs,
 ) -> tuple[Tensor, Tensor]:
-    """The same, row by row and output by output."""
+    """Compute the same row by row and output by output."""
     outputs, rows = [], []
     for one in x.split(1):
         y = evaluate(one)[0]
-        rows.append(torch.stack([plain(value, varied) for value in y]))
+        rows.append(torch.stack([plain_gradient(value, varied) for value in y]))
         outputs.append(y.detach())
     return torch.stack(outputs), torch.stack(rows, dim=1)
 
 
-def plain(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
-    """The gradient of one number; the graph stays."""
+def plain_gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
+    """Compute the gradient of one number; the graph is kept."""
     gradients: Sequence[Tensor | None] = [None] * len(varied)
     if y.requires_grad:  # a row may go past all of them
         gradients = torch.autograd.grad(y, varied, retain_graph=True, allow_unused=True)
@@ -74,7 +74,7 @@ def plain(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
 
 
 def leaves(y: Tensor) -> set[Tensor]:
-    """The tensors that y has gradients with respect to."""
+    """Return the tensors that y has gradients with respect to."""
     waiting, seen, found = [y.grad_fn], set(), {y} if y.is_leaf else set()
     while waiting:
         node = waiting.pop()

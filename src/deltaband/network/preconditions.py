@@ -1,15 +1,20 @@
-"""What a network must be for its rows to have gradients of their own."""
+"""What a network must satisfy for each row to have a gradient of its own."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.inputs import Inputs
+from .layers.hooks import is_known, owned, real_tensors
+from .model_copy import AcceptedInputs, ModelCopy, plain_autograd
 
 CHANGES = (
     "the network's output changes from call to call for the same rows: draw no random numbers in eval mode (F.dropout "
@@ -17,8 +22,73 @@ CHANGES = (
 )
 
 
-def check_output(y: Any, b: int) -> None:
-    """Real numbers for each of b rows."""
+def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
+    """Evaluate the first two rows, raise unless each has outputs of its own, and measure the memory of a pass.
+
+    That is what backward remembers, or the outputs of all layers where it remembers nothing as they are frozen.
+    """
+    x = model.prepare(x[:2])
+    b, parameters = len(x), list(model.module.parameters())
+    weights, versions = {w.data_ptr() for w in parameters}, [w._version for w in parameters]
+    remembered = returned = 0
+    last: str | None = None
+    coarse: list[str] = []
+
+    def evaluate(x: Inputs) -> Any:  # a copy: a network may work on its input in place
+        return model(x.map(torch.clone))
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal remembered
+        remembered += 0 if tensor.data_ptr() in weights else tensor.nbytes
+        return tensor.detach()  # an output would hold the graph that holds it, for ever
+
+    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal returned, last
+        returned += output.nbytes if isinstance(output, Tensor) else 0
+        last = name if name in model.layer_names else last
+        if is_known(module) and owned(module):
+            coarse.extend(f"{name!r} in {each.dtype}" for each in real_tensors(output) if each.itemsize < 4)
+
+    with ExitStack() as stack:
+        stack.enter_context(plain_autograd(model.device))
+        for name, module in model.module.named_modules():
+            if next(module.children(), None) is None or name in model.layer_names:
+                stack.callback(module.register_forward_hook(partial(watch, name)).remove)
+        try:
+            try:
+                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                    y = evaluate(x)
+            except Exception:  # a network that uses torch.func refuses such hooks; any other fails once more
+                y = evaluate(x)
+        except Exception as error:
+            integer = any(not tensor.is_floating_point() for tensor in x.tensors)
+            hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
+            hint += "" if x.single else f"; its forward takes {inspect.signature(model.module.forward)}"
+            raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
+    if coarse:
+        raise TypeError(
+            f"the network computes {coarse[0]}, of weights in {model.dtype} (torch.autocast in its forward?): "
+            "such gradients are too coarse for JᵀJ; take the autocast off, or say enabled=self.training"
+        )
+    _check_output(y, b)
+    if versions != [w._version for w in parameters]:
+        raise ValueError(
+            "the network's weights change while it is called: it writes to them (such as F.embedding with "
+            "max_norm), or another thread trains it; neither is supported"
+        )
+    if b > 1:
+        with plain_autograd(model.device):
+            check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
+    if model.last_layer is not None and last not in (None, model.last_layer):
+        raise ValueError(
+            f"parameters='last' takes the layer that was registered last, {model.last_layer!r}, but {last!r} runs "
+            f"last: name it, parameters=['{last}.*']"
+        )
+    return AcceptedInputs(y.numel() // b, (x.nbytes + 2 * max(remembered, returned)) // b, b > 1)
+
+
+def _check_output(y: Any, b: int) -> None:
+    """Raise unless y holds real numbers for each of b rows."""
     if not isinstance(y, Tensor):
         raise TypeError(
             f"the network must return one tensor, got {type(y).__name__}; pick the prediction with "
@@ -34,15 +104,15 @@ def check_output(y: Any, b: int) -> None:
         )
 
 
-def check_own(
+def check_independent(
     evaluate: Callable[[Inputs], Tensor],
     x: Inputs,
     y: Tensor,  # (b, m)
     *which: int,
 ) -> None:
-    """The outputs of some rows are the same alone as they are, y, among all of these rows, and every time.
+    """Raise unless some rows have the same outputs alone as in y, among all of these rows, and every time.
 
-    Where a recurrent layer takes the rows for steps, only later rows depend on earlier ones, or the other way round.
+    Where a recurrent layer treats rows as steps, only later rows depend on earlier ones, or the other way round.
     """
     for row in which:
         try:
@@ -51,9 +121,9 @@ def check_own(
             raise ValueError(
                 f"the network could not be evaluated on a single row (does it normalise over a batch?): {error}"
             ) from error
-        if close(y[row], alone, 1e-3):
+        if _close(y[row], alone, 1e-3):
             continue
-        check_same(evaluate(x).detach(), y)
+        check_repeatable(evaluate(x).detach(), y)
         i = int((y[row] - alone).abs().nan_to_num(torch.inf).argmax())
         raise ValueError(
             f"the network's output for a row depends on the other rows of the batch ({alone[i].item():.4g} alone, "
@@ -62,18 +132,18 @@ def check_own(
         )
 
 
-def check_same(y: Tensor, again: Tensor) -> None:
-    if not close(y, again, 1e-5):
+def check_repeatable(y: Tensor, again: Tensor) -> None:
+    if not _close(y, again, 1e-5):
         raise ValueError(CHANGES)
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     scale = 1e-5 * (1 + float(b.abs().max().nan_to_num(0.0, 0.0, 0.0)))
     return torch.allclose(a, b, rtol=tolerance, atol=scale, equal_nan=True)
 
 
-def distinct(x: Inputs, most: int) -> Inputs:
-    """Up to `most` rows that differ; a single row beside itself with some noise, where that is possible."""
+def distinct_rows(x: Inputs, most: int) -> Inputs:
+    """Return up to `most` rows that differ; a single row and a copy of it with some noise, where that is possible."""
     rows = x[np.unique(np.linspace(0, len(x) - 1, most).round().astype(int))]
     if len(rows) > 1 and not all(bool((tensor == tensor[:1]).all()) for tensor in rows.tensors):
         return rows
@@ -93,7 +163,7 @@ def distinct(x: Inputs, most: int) -> Inputs:
 
 
 def first_difference(got: Tensor, expected: Tensor, sizes: dict[str, int]) -> str | None:  # (p,) twice
-    """The first parameter whose gradients differ by more than rounding, or a ReLU at its kink, can explain."""
+    """Return the first parameter whose gradients differ by more than rounding, or a ReLU at its kink, can explain."""
     scale = float(expected.norm())
     pieces = zip(sizes, *(torch.split(values, list(sizes.values())) for values in (got, expected)), strict=True)
     return next((n for n, a, b in pieces if float((a - b).norm()) > 1e-2 * float(b.norm()) + 1e-3 * scale), None)

@@ -20,7 +20,7 @@ class Recomputed:
     network: Network  # with weights of its own, that nobody trains
     x: Inputs
     group: slice  # of the outputs
-    together: int
+    rows_in_memory: int
 
     def __len__(self) -> int:
         return len(self.x) * (self.group.stop - self.group.start)
@@ -31,7 +31,7 @@ class Recomputed:
 
     def parts(self) -> Sequence[Part]:
         # a network of its own each time: several threads may ask
-        _, gradients = self.network.again(self.network.layers).gradients(self.x, self.group)
+        _, gradients = self.network.copy().gradients(self.x, self.group)
         outputs = [block.parts() for block in gradients.blocks]
         return [stacked(parts) for parts in zip(*outputs, strict=True)]
 

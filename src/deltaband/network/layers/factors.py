@@ -9,7 +9,8 @@ pass give x and δ of every layer and every row of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,26 +18,49 @@ from torch import Tensor
 
 from ...storage.encoding import storable
 
-PRODUCT_NUMBERS = 2**22  # of all positions of some rows times all positions of others, at once
+PRODUCT_NUMBERS = 2**22  # formed at once: all positions of some rows times all positions of others
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """Tensors that hold the rows of a batch in their first dimension, from which gradients can be formed."""
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def __len__(self) -> int:
+        return len(next(iter(self._tensors.values())))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def map(self, change: Callable[..., Tensor], *others: Self) -> Self:
+        """Return the same factors with each tensor changed, given the corresponding tensors of `others` as well."""
+        rest = [other._tensors for other in others]
+        changed = {name: change(mine, *(each[name] for each in rest)) for name, mine in self._tensors.items()}
+        return replace(self, **changed)
+
+    def take(self, index: Tensor | slice) -> Self:
+        return self.map(lambda tensor: tensor[index])
 
 
 @storable
 @dataclass(frozen=True)
-class Rows:
-    """Rows as they are."""
+class DenseRows(_Factors):
+    """Rows in full."""
 
     values: Tensor  # (b, p)
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     @property
     def n_parameters(self) -> int:
         return self.values.shape[1]
 
     @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
+    def n_products(self) -> int:
+        """Multiplications of an inner product of two such rows."""
+        return self.n_parameters
 
     def rows(self) -> Tensor:
         return self.values
@@ -44,39 +68,34 @@ class Rows:
     def columns(self, start: int, stop: int) -> Tensor:  # (b, stop − start)
         return self.values[:, start:stop]
 
-    def take(self, index: Tensor | slice) -> Rows:
-        return Rows(self.values[index])
-
     def squared_norms(self) -> np.ndarray:  # (b,)
         return np.square(torch.linalg.vector_norm(self.values.cpu(), dim=1, dtype=torch.float64).numpy())
 
 
 @storable
 @dataclass(frozen=True)
-class Outer:
+class OuterProducts(_Factors):
     """Σₜ δₜ ⊗ xₜ, and Σₜ δₜ behind it if there is a bias."""
 
     x: Tensor  # (b, t, a)
     delta: Tensor  # (b, t, o)
     bias: bool
 
-    def __len__(self) -> int:
-        return len(self.x)
-
     @property
     def n_parameters(self) -> int:
         return self.delta.shape[2] * (self.x.shape[2] + self.bias)
 
     @property
-    def nbytes(self) -> int:
-        return self.x.nbytes + self.delta.nbytes
+    def n_products(self) -> int:
+        (_, t, a), o = self.x.shape, self.delta.shape[2]
+        return t * t * (a + o + (t > 1))
 
     def rows(self) -> Tensor:
         weight = torch.bmm(self.delta.mT, self.x).flatten(1)
         return torch.cat([weight, self.delta.sum(dim=1)], dim=1) if self.bias else weight
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """The same columns of `rows()`; no more are formed than those of the outputs that they belong to."""
+        """Return the same columns of `rows()`; only those of the layer's outputs that they belong to are formed."""
         a, n_weights = self.x.shape[2], self.x.shape[2] * self.delta.shape[2]
         pieces = []
         if start < n_weights:
@@ -89,14 +108,11 @@ class Outer:
             pieces.append(self.delta[:, :, max(start - n_weights, 0) : stop - n_weights].sum(dim=1))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
-    def take(self, index: Tensor | slice) -> Outer:
-        return Outer(self.x[index], self.delta[index], self.bias)
-
     def squared_norms(self) -> np.ndarray:
         x, delta = self.x.cpu().double(), self.delta.cpu().double()
         return ((x @ x.mT + float(self.bias)) * (delta @ delta.mT)).sum(dim=(1, 2)).numpy()
 
-    def inner(self, other: Outer) -> np.ndarray:  # (b, b')
+    def inner(self, other: OuterProducts) -> np.ndarray:  # (b, b')
         return _sum_over_positions(
             self, other, lambda x, x_, d, d_: (x @ x_.T + float(self.bias)) * (d @ d_.T), (self.x, other.x)
         )
@@ -104,23 +120,21 @@ class Outer:
 
 @storable
 @dataclass(frozen=True)
-class Lookup:
-    """Σₜ δₜ in the row of the table that was looked up at t: an embedding."""
+class EmbeddingRows(_Factors):
+    """Σₜ δₜ in the row of the table that was looked up at t."""
 
     index: Tensor  # (b, t)
     delta: Tensor  # (b, t, o)
     size: int  # rows of the table
-
-    def __len__(self) -> int:
-        return len(self.index)
 
     @property
     def n_parameters(self) -> int:
         return self.size * self.delta.shape[2]
 
     @property
-    def nbytes(self) -> int:
-        return self.index.nbytes + self.delta.nbytes
+    def n_products(self) -> int:
+        (_, t, o) = self.delta.shape
+        return t * t * o
 
     def rows(self) -> Tensor:
         b, _, o = self.delta.shape
@@ -128,100 +142,65 @@ class Lookup:
         return table.scatter_add_(1, self.index[:, :, None].expand_as(self.delta), self.delta).flatten(1)
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """The same columns of `rows()`, from that piece of the table alone."""
+        """Return the same columns of `rows()`, from that piece of the table alone."""
         o = self.delta.shape[2]
         first, last = start // o, (stop - 1) // o
         within = (self.index >= first) & (self.index <= last)
-        piece = Lookup((self.index - first) * within, self.delta * within[:, :, None], last + 1 - first)
+        piece = EmbeddingRows((self.index - first) * within, self.delta * within[:, :, None], last + 1 - first)
         return piece.rows()[:, start - first * o : stop - first * o]
-
-    def take(self, index: Tensor | slice) -> Lookup:
-        return Lookup(self.index[index], self.delta[index], self.size)
 
     def squared_norms(self) -> np.ndarray:
         index, delta = self.index.cpu(), self.delta.cpu().double()
         same = index[:, :, None] == index[:, None, :]
         return (same * (delta @ delta.mT)).sum(dim=(1, 2)).numpy()
 
-    def inner(self, other: Lookup) -> np.ndarray:
+    def inner(self, other: EmbeddingRows) -> np.ndarray:
         index, index_ = self.index[:, :, None], other.index[:, :, None]
         return _sum_over_positions(self, other, lambda i, i_, d, d_: (i == i_.T) * (d @ d_.T), (index, index_))
 
 
-Part = Rows | Outer | Lookup
+Part = DenseRows | OuterProducts | EmbeddingRows
 
 
 def joined(parts: list[Part]) -> Part:
-    """The gradient of a layer that was used several times: all its positions together."""
-    if len(parts) == 1:
-        return parts[0]
-    outer = [part for part in parts if isinstance(part, Outer)]
-    if len(outer) == len(parts):
-        x, delta = torch.cat([part.x for part in outer], dim=1), torch.cat([part.delta for part in outer], dim=1)
-        return Outer(x, delta, outer[0].bias)
-    lookups = [part for part in parts if isinstance(part, Lookup)]
-    if len(lookups) == len(parts):
-        index = torch.cat([part.index for part in lookups], dim=1)
-        return Lookup(index, torch.cat([part.delta for part in lookups], dim=1), lookups[0].size)
-    return Rows(torch.stack([part.rows() for part in parts]).sum(dim=0))
+    """Return the gradient of a layer that was used several times: all its positions together."""
+    first, *others = parts
+    if not others:
+        return first
+    if isinstance(first, DenseRows) or any(type(part) is not type(first) for part in others):
+        return DenseRows(torch.stack([part.rows() for part in parts]).sum(dim=0))
+    return first.map(lambda *tensors: torch.cat(tensors, dim=1), *others)  # type: ignore[arg-type]
 
 
 def alike(mine: Part, theirs: Part) -> bool:
-    """Whether rows of the same layer are of one kind and shape."""
-    if isinstance(mine, Rows) and isinstance(theirs, Rows):
-        return True
-    if isinstance(mine, Outer) and isinstance(theirs, Outer):
-        return mine.x.shape[1] == theirs.x.shape[1]
-    return isinstance(mine, Lookup) and isinstance(theirs, Lookup) and mine.index.shape[1] == theirs.index.shape[1]
+    """Return whether rows of the same layer have the same type and number of positions, and can be stacked."""
+    if isinstance(mine, DenseRows) or isinstance(theirs, DenseRows):
+        return type(mine) is type(theirs)
+    return type(mine) is type(theirs) and mine.delta.shape[1] == theirs.delta.shape[1]
 
 
 def stacked(parts: Sequence[Part]) -> Part:
-    """The rows of all of them, which are alike, as one part."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, Rows):
-        return Rows(torch.cat([part.values for part in parts if isinstance(part, Rows)]))
-    delta = torch.cat([part.delta for part in parts if not isinstance(part, Rows)])
-    if isinstance(first, Outer):
-        return Outer(torch.cat([part.x for part in parts if isinstance(part, Outer)]), delta, first.bias)
-    return Lookup(torch.cat([part.index for part in parts if isinstance(part, Lookup)]), delta, first.size)
-
-
-def multiplications(part: Part) -> int:
-    """What an inner product of two such rows takes."""
-    if isinstance(part, Outer):
-        (_, t, a), o = part.x.shape, part.delta.shape[2]
-        return t * t * (a + o + (t > 1))
-    if isinstance(part, Lookup):
-        (_, t, o) = part.delta.shape
-        return t * t * o
-    return part.n_parameters
+    """Return the rows of all parts, which are alike, as one part."""
+    first, *others = parts
+    return first.map(lambda *tensors: torch.cat(tensors), *others) if others else first  # type: ignore[arg-type]
 
 
 def cheapest(part: Part) -> Part:
-    """Rows, where an inner product of outer products would take more multiplications."""
-    return Rows(part.rows()) if multiplications(part) >= part.n_parameters else part
+    """Return full rows where an inner product of the factors would take more multiplications."""
+    return DenseRows(part.rows()) if part.n_products >= part.n_parameters else part
 
 
 def compact(part: Part) -> Part:
-    """The same in memory of its own, where it would keep a larger tensor alive, such as all steps of a sequence."""
-    if isinstance(part, Outer):
-        return Outer(_own(part.x), _own(part.delta), part.bias)
-    if isinstance(part, Lookup):
-        return Lookup(_own(part.index), _own(part.delta), part.size)
-    return Rows(_own(part.values))
-
-
-def _own(values: Tensor) -> Tensor:
-    return values.clone() if values.untyped_storage().nbytes() > 2 * values.nbytes else values
+    """Return the same in memory of its own where it would keep a larger tensor alive, such as all steps of a
+    sequence."""
+    return part.map(lambda values: values.clone() if values.untyped_storage().nbytes() > 2 * values.nbytes else values)
 
 
 def inner(mine: Part, theirs: Part) -> np.ndarray:  # (b, b')
-    """The inner products of two parts for the same parameters, in float64."""
-    if isinstance(mine, Outer) and isinstance(theirs, Outer):
+    """Return the inner products of two parts for the same parameters, in float64."""
+    if isinstance(mine, OuterProducts) and isinstance(theirs, OuterProducts):
         return mine.inner(theirs)
-    if isinstance(mine, Lookup) and isinstance(theirs, Lookup):
+    if isinstance(mine, EmbeddingRows) and isinstance(theirs, EmbeddingRows):
         return mine.inner(theirs)
     a, b = mine.rows().cpu(), theirs.rows().cpu()
     products = np.zeros((len(a), len(b)))
@@ -233,12 +212,12 @@ def inner(mine: Part, theirs: Part) -> np.ndarray:  # (b, b')
 
 
 def _sum_over_positions(
-    mine: Outer | Lookup,
-    theirs: Outer | Lookup,
+    mine: OuterProducts | EmbeddingRows,
+    theirs: OuterProducts | EmbeddingRows,
     product: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     what: tuple[Tensor, Tensor],  # (b, t, ·), (b', t', ·)
 ) -> np.ndarray:
-    """Σₜ Σₜ' of products that belong to two positions, some rows at a time."""
+    """Sum products over the positions t and t' of two rows, some rows at a time."""
 
     def flat(values: Tensor) -> Tensor:  # (b, t, c) -> (b·t, c)
         values = values.cpu().reshape(-1, values.shape[2])

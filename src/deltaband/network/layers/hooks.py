@@ -1,27 +1,29 @@
-"""The parts of a batch's gradients, layer by layer: hooks on one forward pass see what each layer is given, and one
-backward pass gives the gradients of what it returns."""
+"""The parts of a batch's gradients, layer by layer: hooks on one forward pass record the input of each layer, and one
+backward pass gives the gradients of its output."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, grad, vmap
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...errors import LayerMismatchError
 from ...storage.encoding import storable
-from .factors import Part, Rows, cheapest, compact, joined
-from .generic import alone, leaves, real_tensors
+from ..model_copy import math_attention
+from .factors import DenseRows, Part, cheapest, compact, joined
 from .recurrent import recurrent
-from .rules import KINDS
+from .rules import LAYER_RULES
 
-SHARED = -1  # in the place of a dimension: no rows in what the layer is given, as for the places of a sequence
+SHARED = -1  # instead of a dimension: the layer's input has no rows, as for the positions of a sequence
 DEPENDS_ON_NOTHING = (
     "the network's output does not depend on any trainable parameter, of those chosen: all gradients are zero"
 )
@@ -32,26 +34,26 @@ Places = frozenset[int | str]  # of arguments
 @storable
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a network by name, and what is left over."""
+    """The layers whose gradients hooks can compute, by name, and the parameters that are left over."""
 
-    batch_dims: dict[str, int]  # of each layer that is had by its inputs: where the rows are in them
+    batch_dims: dict[str, int]  # of each such layer: the dimension of its inputs that holds the rows
     parameters: tuple[tuple[str, ...], ...]  # the names of the parameters of each of them, in the same order
     rest: tuple[str, ...]  # parameters that need rows of their own
-    factor_bytes: int  # what the parts of one row take, those of the rest included
-    inner_flops: int  # of an inner product of two rows
-    working_bytes: int  # what has to be there besides while they are made
-    vmap: bool = True  # whether torch.func gives those rows; a plain loop does where it cannot
-    given: dict[str, frozenset[Places]] = field(default_factory=dict)  # where layers of no known kind had tensors
+    factor_bytes: int  # size of the parts of one row, those of the rest included
+    inner_flops: int  # multiplications of an inner product of two rows
+    working_bytes: int  # memory needed besides while they are computed
+    vmap: bool = True  # whether torch.func computes the rows of the rest; otherwise a plain loop does
+    given: dict[str, frozenset[Places]] = field(default_factory=dict)  # tensor arguments of layers without a rule
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The names of all parameters, as the columns of J follow each other."""
+        """The names of all parameters in the order of the columns of J."""
         return tuple(name for names in self.parameters for name in names) + self.rest
 
 
 @dataclass(frozen=True)
 class Call:
-    """A layer at work: what it was given, and where the gradients of the real tensors that it returned arrive."""
+    """One call of a layer: its arguments, and where the gradients of the real tensors that it returned arrive."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -67,9 +69,9 @@ Evaluate = Callable[[], Tensor]  # (b, m)
 Deltas = list[Tensor | None]  # of one call
 
 
-def parts(twin: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[Tensor, list[list[Part]]]:
-    """Outputs (b, m) and, for each output, the part of each layer."""
-    modules = {name: twin.get_submodule(name) for name in layers.batch_dims}
+def parts(model: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[Tensor, list[list[Part]]]:
+    """Compute outputs (b, m) and, for each output, the part of each layer."""
+    modules = {name: model.get_submodule(name) for name in layers.batch_dims}
     y, calls = forward(evaluate, modules, b, {name for name, dim in layers.batch_dims.items() if dim == SHARED})
     if any(call.given not in given for name, given in layers.given.items() for call in calls[name]):
         raise LayerMismatchError
@@ -87,26 +89,26 @@ def parts(twin: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[
 
 
 def owned(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """The trainable parameters that are used where the layer is called, by their names in it."""
+    """Return the trainable parameters that a call of the layer uses, by their names in it."""
     inner = {id(w) for module in _inner(layer) for w in module.parameters()}
     return {name: w for name, w in layer.named_parameters() if w.requires_grad and ("." not in name or id(w) in inner)}
 
 
 def _inner(layer: nn.Module) -> Iterator[nn.Module]:
-    """Modules that are not called, or not with rows, but lend their parameters to the layer."""
+    """Yield modules that are not called, or not with rows, but whose parameters the layer uses."""
     if isinstance(layer, nn.MultiheadAttention):
         yield layer.out_proj
     if is_parametrized(layer):
         yield layer.parametrizations  # type: ignore[misc]
 
 
-def candidates(twin: nn.Module) -> dict[str, nn.Module]:
-    """Layers that have their parameters to themselves. The network itself, if it is no layer, is none."""
-    uses = Counter(id(w) for module in twin.modules() for w in module._parameters.values())
-    inner = {id(module) for layer in twin.modules() for each in _inner(layer) for module in each.modules()}
+def candidates(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that share no parameters with others; not the model itself, unless it is a known layer."""
+    uses = Counter(id(w) for module in model.modules() for w in module._parameters.values())
+    inner = {id(module) for layer in model.modules() for each in _inner(layer) for module in each.modules()}
     return {
         name: layer
-        for name, layer in twin.named_modules()
+        for name, layer in model.named_modules()
         if id(layer) not in inner
         and (name or is_known(layer))
         and (own := owned(layer))
@@ -114,18 +116,18 @@ def candidates(twin: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _kind(layer: nn.Module) -> Callable[..., Part] | None:
-    """Of a layer whose gradient is known in closed form; a parametrised one is not such a layer any more."""
-    known = next((base for base in type(layer).__mro__ if base in KINDS), None)
+def _rule(layer: nn.Module) -> Callable[..., Part] | None:
+    """Return the closed form of the layer's gradient, if it has one; a parametrised layer has none."""
+    known = next((base for base in type(layer).__mro__ if base in LAYER_RULES), None)
     if known is None or type(layer).forward is not known.forward:
         return None
     plain = set(layer._parameters) <= {"weight", "bias"} and layer._parameters.get("weight") is not None
-    return KINDS[known] if plain else None
+    return LAYER_RULES[known] if plain else None
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether it is clear what each of its arguments is."""
-    return _kind(layer) is not None or isinstance(layer, nn.RNNBase | nn.MultiheadAttention)
+    """Return whether the meaning of each of its arguments is known."""
+    return _rule(layer) is not None or isinstance(layer, nn.RNNBase | nn.MultiheadAttention)
 
 
 def names_of(name: str, layer: nn.Module) -> tuple[str, ...]:
@@ -135,6 +137,7 @@ def names_of(name: str, layer: nn.Module) -> tuple[str, ...]:
 def forward(
     evaluate: Evaluate, layers: Mapping[str, nn.Module], b: int, shared: set[str]
 ) -> tuple[Tensor, dict[str, list[Call]]]:
+    """Evaluate the network and record every call of these layers."""
     calls: dict[str, list[Call]] = {name: [] for name in layers}
 
     def watch(name: str) -> Callable[..., Any]:
@@ -167,14 +170,14 @@ def _detached(value: Any) -> Any:
 
 
 def _for_each_row(output: Tensor, b: int) -> Tensor:
-    """(t, o) or (1, t, o) as (b, t, o), so that each row has a gradient of its own there."""
+    """Expand (t, o) or (1, t, o) to (b, t, o), so that each row has a gradient of its own there."""
     if (output.ndim == 3 and len(output) == 1) or output.ndim == 2:
         return output.expand(b, *output.shape[-2:])
     return output
 
 
 def deltas_of(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = False) -> dict[str, list[Deltas]]:
-    """The gradient of each row's output with respect to what each layer returned, call by call."""
+    """Compute the gradient of each row's output with respect to what each layer returned, call by call."""
     edges = [edge for made in calls.values() for call in made for edge in call.outputs if edge is not None]
     if not edges or not y.requires_grad:
         return {name: [[None] * len(call.outputs) for call in made] for name, made in calls.items()}
@@ -187,23 +190,80 @@ def deltas_of(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = Fals
 
 
 def part_of(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, dim: int) -> Part:
-    """The gradient of a layer, of all its calls together."""
+    """Compute the gradient of a layer, over all its calls."""
     made: list[Part] = []
     for call, arrived in zip(calls, deltas, strict=True):
         if all(delta is None for delta in arrived):
             continue
-        if kind := _kind(layer):
+        if rule := _rule(layer):
             x, (delta,) = call.args[0] if call.args else call.kwargs["input"], arrived
             assert delta is not None
             if dim == SHARED:
-                made.append(kind(layer, x.expand(b, delta.shape[1]), delta, b))
+                made.append(rule(layer, x.expand(b, delta.shape[1]), delta, b))
             else:
-                made.append(kind(layer, x.movedim(dim, 0), delta.movedim(dim, 0), b))
+                made.append(rule(layer, x.movedim(dim, 0), delta.movedim(dim, 0), b))
         elif isinstance(layer, nn.RNNBase) and not is_parametrized(layer):
             made.append(recurrent(layer, (*call.args, *call.kwargs.values()), arrived, b))
         else:
             own = {name: w.detach() for name, w in owned(layer).items()}
-            made.append(alone(layer, own, call.args, call.kwargs, arrived, b, dim))
+            made.append(per_row_vjp(layer, own, call.args, call.kwargs, arrived, b, dim))
     if not made:  # never used
-        return Rows(torch.cat([w.detach().new_zeros(b, w.numel()) for w in owned(layer).values()], dim=1))
+        return DenseRows(torch.cat([w.detach().new_zeros(b, w.numel()) for w in owned(layer).values()], dim=1))
     return joined(made)
+
+
+def per_row_vjp(
+    layer: nn.Module,
+    parameters: dict[str, Tensor],  # its own, by their names in it
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    deltas: Sequence[Tensor | None],  # of the real tensors in its output; None where nothing arrives
+    b: int,
+    dim: int,  # where the rows are in each tensor
+) -> DenseRows:
+    """Compute each row's vector–Jacobian product by torch.func, for a layer without a rule.
+
+    Every tensor that the layer is given must hold the rows, each of them in one piece or in several consecutive ones;
+    for attention it is known which tensor does not.
+    """
+    bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+    arguments = dict(bound.arguments)
+    dims = {name: tree_map(lambda leaf, name=name: _dim(layer, name, leaf, dim), arguments[name]) for name in arguments}
+    arrived = [i for i, delta in enumerate(deltas) if delta is not None]
+
+    def by_row(tensor: Any, dim: int | None) -> Any:  # (b, pieces, …)
+        return tensor if dim is None else tensor.movedim(dim, 0).unflatten(0, (b, -1))
+
+    def pulled(given: Any, delta: list[Tensor]) -> dict[str, Tensor]:
+        one = tree_map(lambda leaf, dim: leaf if dim is None else leaf.movedim(0, dim), given, dims)
+        call = inspect.BoundArguments(bound.signature, one)
+
+        def product(parameters: dict[str, Tensor]) -> Tensor:
+            outputs = real_tensors(functional_call(layer, parameters, call.args, call.kwargs))
+            pairs = zip(arrived, delta, strict=True)
+            return torch.stack([(outputs[i].movedim(dim, 0) * d).sum() for i, d in pairs]).sum()
+
+        return grad(product)(parameters)  # `vjp` has to loop over the rows where a weight is parametrised
+
+    given, in_dims = tree_map(by_row, arguments, dims), tree_map(lambda dim: None if dim is None else 0, dims)
+    with torch.no_grad(), math_attention():  # whatever else the layer holds needs no graph
+        rows = vmap(pulled, in_dims=(in_dims, 0))(given, [by_row(deltas[i], dim) for i in arrived])
+    return DenseRows(torch.cat([rows[name].reshape(b, -1) for name in parameters], dim=1))
+
+
+def _dim(layer: nn.Module, name: str, value: Any, dim: int) -> int | None:
+    """Return which dimension of an argument holds the rows; None if none does."""
+    if not isinstance(value, Tensor):
+        return None
+    if isinstance(layer, nn.MultiheadAttention) and name in ("attn_mask", "key_padding_mask"):
+        return None if name == "attn_mask" and value.ndim == 2 else 0
+    return dim
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return what is in tuples, lists and dictionaries, however deep."""
+    return [value] if isinstance(value, Tensor) else tree_leaves(value)  # the first for speed
+
+
+def real_tensors(output: Any) -> list[Tensor]:
+    return [y for y in leaves(output) if isinstance(y, Tensor) and y.is_floating_point()]

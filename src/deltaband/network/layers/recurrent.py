@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from .factors import Rows
+from .factors import DenseRows
 
 
-def recurrent(layer: nn.RNNBase, args: tuple[Any, ...], deltas: Sequence[Tensor | None], b: int) -> Rows:
-    """`deltas` are the gradients of output, last hidden state and, of an LSTM, last cell state."""
+def recurrent(layer: nn.RNNBase, args: tuple[Any, ...], deltas: Sequence[Tensor | None], b: int) -> DenseRows:
+    """Compute each row's gradient from those of the output, the last hidden state and, of an LSTM, the cell state."""
     given, state = args[0], args[1] if len(args) > 1 else None
     delta, *of_state = deltas
     alive = None
@@ -37,7 +37,7 @@ def recurrent(layer: nn.RNNBase, args: tuple[Any, ...], deltas: Sequence[Tensor 
         tape = _Tape(layer)
         pairs = list(zip(_unrolled(layer, tape, x, state, alive), (delta, *of_state), strict=True))
         rows = tape.rows([(y, d) for y, d in pairs if d is not None], b)
-    return Rows(
+    return DenseRows(
         torch.cat([rows[name] for name, w in layer._parameters.items() if w is not None and w.requires_grad], 1)
     )
 

@@ -1,4 +1,4 @@
-"""What the input of a layer and the gradient of its output say about its parameters, for the kinds that are known."""
+"""The gradients of a layer's parameters from its input and the gradient of its output, for known types of layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .factors import Lookup, Outer, Part, Rows
+from .factors import DenseRows, EmbeddingRows, OuterProducts, Part
 
 
 def _linear(layer: nn.Linear, x: Tensor, delta: Tensor, b: int) -> Part:
@@ -36,32 +36,32 @@ def _convolution(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, delta: Ten
         rows.append(torch.einsum("btgo,btga->bgoa", delta, x).flatten(1))
     if layer.bias is not None and layer.bias.requires_grad:
         rows.append(delta.sum(dim=1).flatten(1))
-    return Rows(torch.cat(rows, dim=1))
+    return DenseRows(torch.cat(rows, dim=1))
 
 
 def _outer(x: Tensor, delta: Tensor, layer: nn.Module) -> Part:
     has_bias = isinstance(layer.bias, Tensor) and layer.bias.requires_grad
     if not layer.weight.requires_grad:
-        return Rows(delta.sum(dim=1))
-    return Outer(x, delta, has_bias)
+        return DenseRows(delta.sum(dim=1))
+    return OuterProducts(x, delta, has_bias)
 
 
 def _embedding(layer: nn.Embedding, x: Tensor, delta: Tensor, b: int) -> Part:
     index, delta = x.reshape(b, -1), delta.reshape(b, -1, layer.embedding_dim)
     if layer.padding_idx is not None:
         delta = delta * (index != layer.padding_idx)[:, :, None]
-    return Lookup(index, delta, layer.num_embeddings)
+    return EmbeddingRows(index, delta, layer.num_embeddings)
 
 
 def _bag(layer: nn.EmbeddingBag, x: Tensor, delta: Tensor, b: int) -> Part:
     if layer.mode == "max" or x.ndim != 2:
-        raise ValueError("a bag of the largest, or of places in one long list, has no such part")
+        raise ValueError("a bag of maxima, or one given by offsets into one long list, has no factors")
     counted = torch.ones_like(x, dtype=delta.dtype)
     if layer.padding_idx is not None:
         counted *= x != layer.padding_idx
     if layer.mode == "mean":
         counted /= counted.sum(dim=1, keepdim=True).clamp(min=1)
-    return Lookup(x, counted[:, :, None] * delta[:, None, :], layer.num_embeddings)
+    return EmbeddingRows(x, counted[:, :, None] * delta[:, None, :], layer.num_embeddings)
 
 
 def _layer_norm(layer: nn.LayerNorm, x: Tensor, delta: Tensor, b: int) -> Part:
@@ -89,10 +89,10 @@ def _scale(normal: Tensor, delta: Tensor, layer: nn.Module) -> Part:  # (b, t, s
     rows = [(normal * delta).sum(dim=1)] if layer.weight.requires_grad else []
     if layer.bias is not None and layer.bias.requires_grad:
         rows.append(delta.sum(dim=1))
-    return Rows(torch.cat(rows, dim=1))
+    return DenseRows(torch.cat(rows, dim=1))
 
 
-KINDS: dict[type[nn.Module], Callable[..., Part]] = {
+LAYER_RULES: dict[type[nn.Module], Callable[..., Part]] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,

@@ -1,0 +1,264 @@
+"""What one `predict` costs above the work that nobody can do without: `python -m benchmarks.latency --label after`.
+
+For networks of about 1,000, 1 million and 10 million parameters, for each form of the covariance and for batches of
+several sizes, `predict` is timed in turn with a plain forward and backward pass of the same rows, and with the bare
+work: the gradients and the solve, written down for this network alone, without any check. All numbers are medians, on
+one thread, of the process's own time: other work on the machine, which shows in `wall ms`, hardly changes them.
+
+Runs with different labels share one table. An older version of the library is measured with its `src` folder on
+PYTHONPATH: `PYTHONPATH=../older/src python -m benchmarks.latency --label before`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import torch
+from scipy.sparse import csc_array
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from deltaband import DeltabandWarning, Exact, PredictionIntervals, RandomProjection
+
+from .measure import Neighbours, _line, _table, limited_to, machine
+from .problem import perceptron
+
+HERE = Path(__file__).parent
+WEIGHT_DECAY = 1e-2
+PROJECTED_DIM = 256
+PROJECTED_COLUMNS = 10_000  # at a time
+SECONDS_PER_CASE = 6.0
+LOAD = "other processes' cores"
+MOST_ROUNDS, FEWEST_ROUNDS = 200, 5
+MOST_OVERHEAD_MS, MOST_RATIO = 1.5, 1.3  # goals: of one row of the tiny network, of one row of the largest
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, a form of the covariance, and how many rows it is fitted to."""
+
+    network: str
+    form: str
+    n_rows: int
+    batches: tuple[int, ...] = (1, 32, 1024)
+
+
+WIDTHS = {"tiny": (10, 25, 25, 1), "1M": (100, 950, 950, 1), "10M": (100, 3100, 3100, 1)}
+CASES = [
+    Case("tiny", "primal", 2000),
+    Case("tiny", "dual", 500),
+    Case("tiny", "projection", 500),
+    Case("1M", "dual", 500),
+    Case("1M", "projection", 100, (1, 32)),
+    Case("10M", "dual", 500),
+    Case("10M", "projection", 20, (1, 32)),
+]
+QUICK_CASES = [Case("tiny", form, n, (1, 3)) for form, n in (("primal", 1000), ("dual", 50), ("projection", 50))]
+
+
+class Bare:
+    """The gradients of a perceptron and their variances, without any check."""
+
+    def __init__(self, model: nn.Sequential, X: Tensor) -> None:
+        self.model = model
+        self.layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+        self.parameters = dict(model.named_parameters())
+        self.p = sum(w.numel() for w in self.parameters.values())
+        self.damping = len(X) * WEIGHT_DECAY / 2
+        constants = {name: w.detach() for name, w in self.parameters.items()}
+        by_row = vmap(grad(lambda w, row: functional_call(model, w, (row[None],)).sum()), in_dims=(None, 0))
+        self._by_row = lambda x: torch.cat([g.flatten(1) for g in by_row(constants, x).values()], dim=1)
+
+    def rows(self, x: Tensor) -> Tensor:  # (b, p)
+        if len(x) > 1:
+            return self._by_row(x)
+        gradients = torch.autograd.grad(self.model(x).sum(), list(self.parameters.values()))
+        return torch.cat([g.flatten() for g in gradients])[None]
+
+    def factors(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What each layer was given, and the gradient of what it returned: (b, a) and (b, o)."""
+        given, returned = [], []
+        for layer in self.model:
+            if isinstance(layer, nn.Linear):
+                given.append(x.detach().double())
+                x = layer(x)
+                returned.append(x)
+            else:
+                x = layer(x)
+        deltas = torch.autograd.grad(x.sum(), returned)
+        return [(a, d.double()) for a, d in zip(given, deltas, strict=True)]
+
+    def primal(self, X: Tensor) -> Callable[[Tensor], object]:
+        J = self._by_row(X).double()
+        factor = scipy.linalg.cholesky((J.T @ J + self.damping * torch.eye(self.p)).numpy(), lower=True)
+
+        def variance(x: Tensor) -> np.ndarray:
+            z = scipy.linalg.solve_triangular(factor, self.rows(x).double().numpy().T, lower=True, check_finite=False)
+            u = scipy.linalg.solve_triangular(factor, z, lower=True, trans="T", check_finite=False)
+            return (z * z).sum(axis=0) - self.damping * (u * u).sum(axis=0)
+
+        return variance
+
+    def dual(self, X: Tensor) -> Callable[[Tensor], object]:
+        known = self.factors(X)
+
+        def inner(mine: list[tuple[Tensor, Tensor]]) -> np.ndarray:  # (n, b)
+            pairs = zip(known, mine, strict=True)
+            return torch.stack([(A @ a.T + 1) * (D @ d.T) for (A, D), (a, d) in pairs]).sum(dim=0).numpy()
+
+        factor = scipy.linalg.cholesky(inner(known) + self.damping * np.eye(len(X)), lower=True)
+
+        def variance(x: Tensor) -> np.ndarray:
+            c = scipy.linalg.cho_solve((factor, True), inner(self.factors(x)), check_finite=False)
+            return (c * c).sum(axis=0)
+
+        return variance
+
+    def projection(self, X: Tensor) -> Callable[[Tensor], object]:
+        basis = np.linalg.qr(np.random.default_rng(0).normal(size=(PROJECTED_DIM, PROJECTED_DIM)))[0]
+
+        def columns(x: Tensor) -> Iterator[Tensor]:  # each (b, about PROJECTED_COLUMNS)
+            for a, d in self.factors(x):
+                for outputs in d.split(max(1, PROJECTED_COLUMNS // a.shape[1]), dim=1):
+                    yield (outputs[:, :, None] * a[:, None, :]).flatten(1)
+                yield d
+
+        def variance(x: Tensor) -> np.ndarray:
+            projected, stream = np.zeros((PROJECTED_DIM, len(x))), np.random.PCG64(0)
+            for part in columns(x):
+                width = part.shape[1]
+                words = stream.random_raw((width, 4)).view(np.int64)
+                at = np.arange(4) * (PROJECTED_DIM // 4) + ((words & 0x7FFFFFFF) * (PROJECTED_DIM // 4) >> 31)
+                S = (np.copysign(0.5, words).ravel(), at.astype(np.int32).ravel(), 4 * np.arange(width + 1))
+                projected += csc_array(S, shape=(PROJECTED_DIM, width)) @ part.numpy().T
+            return ((basis.T @ projected) ** 2).sum(axis=0)
+
+        return variance
+
+
+def fitted(model: nn.Module, case: Case, X: Tensor, y: Tensor) -> PredictionIntervals:
+    engine = RandomProjection(PROJECTED_DIM) if case.form == "projection" else Exact()
+    name = "engine" if "engine" in inspect.signature(PredictionIntervals).parameters else "covariance"  # an older one
+    band = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, **{name: engine})
+    return band.fit(X, y, progress=False)
+
+
+def measured(case: Case, seconds: float = SECONDS_PER_CASE) -> dict[str, dict[str, Any]]:
+    """Medians in milliseconds, by the name of the measurement."""
+    torch.manual_seed(0)
+    model = perceptron(*WIDTHS[case.network])
+    X = torch.randn(case.n_rows, WIDTHS[case.network][0])
+    with torch.no_grad():
+        y = model(X)[:, 0] + torch.randn(len(X))
+    band = fitted(model, case, X, y)
+    variance = getattr(Bare(model, X), case.form)(X)
+    results = {}
+    for rows in case.batches:
+        x = torch.randn(rows, X.shape[1])
+
+        def forward_and_backward(x: Tensor = x) -> None:
+            torch.autograd.grad(model(x).sum(), list(model.parameters()))
+
+        runners = [lambda x=x: band.predict(x), forward_and_backward, lambda x=x: variance(x)]
+        neighbours = Neighbours()
+        (predict, wall), (plain, _), (bare, _) = _medians(runners, seconds / len(case.batches))
+        results[f"{case.network}, {case.form}, {rows} row{'s'[: rows > 1]}"] = {
+            "predict ms": predict,
+            "forward and backward ms": plain,
+            "bare gradients and solve ms": bare,
+            "wall ms": wall,
+            LOAD: neighbours.cores(),
+        }
+    return results
+
+
+def _medians(runners: list[Callable[[], object]], seconds: float) -> list[tuple[float, float]]:
+    """Milliseconds of the process and of the wall, of each, taken in turn."""
+    for run in runners:
+        run()
+    taken: list[list[tuple[float, float]]] = [[] for _ in runners]
+    end = time.perf_counter() + seconds
+    while len(taken[0]) < FEWEST_ROUNDS or (len(taken[0]) < MOST_ROUNDS and time.perf_counter() < end):
+        for run, times in zip(runners, taken, strict=True):
+            own, wall = time.process_time(), time.perf_counter()
+            run()
+            times.append((1e3 * (time.process_time() - own), 1e3 * (time.perf_counter() - wall)))
+    return [(median(own for own, _ in times), median(wall for _, wall in times)) for times in taken]
+
+
+def goal(name: str, result: dict[str, Any]) -> str:
+    """Whether one row is answered fast enough, where there is a goal for it."""
+    predict, bare = result["predict ms"], result["bare gradients and solve ms"]
+    if name.startswith("tiny") and name.endswith("1 row"):
+        return f"≤ {MOST_OVERHEAD_MS} ms above: {'pass' if predict - bare <= MOST_OVERHEAD_MS else '**fail**'}"
+    if name.startswith("10M") and name.endswith("1 row"):
+        return f"≤ {MOST_RATIO} ×: {'pass' if predict <= MOST_RATIO * bare else '**fail**'}"
+    return "–"
+
+
+def markdown(content: dict[str, Any]) -> str:
+    runs = content["runs"]
+    labels = sorted(runs, key=lambda label: (label != "before", label))
+    facts = ", ".join(f"{name} {value}" for name, value in content["machine"].items())
+    header = [f"{label}: {what}" for label in labels for what in ("predict", "bare", "above bare", "ratio")]
+    table = _table(["network, form, batch", "forward + backward", *header, "goal for the last"])
+    for name in dict.fromkeys(name for run in runs.values() for name in run):
+        found = [runs[label].get(name) for label in labels]
+        last = next(result for result in reversed(found) if result is not None)
+        cells = [name, f"{last['forward and backward ms']:.3g} ms"]
+        for result in found:
+            if result is None:
+                cells += [""] * 4
+                continue
+            predict, bare = result["predict ms"], result["bare gradients and solve ms"]
+            cells += [f"{predict:.3g} ms", f"{bare:.3g} ms", f"{predict - bare:.3g} ms", f"{predict / bare:.2f} ×"]
+        table.append(_line([*cells, goal(name, last)]))
+    load = ", ".join(f"{label} {np.mean([r[LOAD] or 0 for r in runs[label].values()]):.2g}" for label in labels)
+    return (
+        "# Latency of `predict`\n\n"
+        f"Medians on {facts}. Other work shared the machine (cores used on average: {load}), so that these are times "
+        "of the process itself, not of the wall.\n\n"
+        "Bare: gradients and solve for this network alone, without any check. `projection` includes the random "
+        f"projection of each gradient to {PROJECTED_DIM} numbers.\n\n" + "\n".join(table) + "\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--label", default="after", help="the column of the table, such as before or after")
+    parser.add_argument("--only", nargs="+", default=list(WIDTHS), choices=WIDTHS, metavar="NETWORK")
+    parser.add_argument("--quick", action="store_true", help="small sizes, nothing is written unless --out is given")
+    parser.add_argument("--out", type=Path, help="folder for latency.json and latency.md (default: benchmarks/results)")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", DeltabandWarning)
+    folder = args.out or (None if args.quick else HERE / "results")
+    content: dict[str, Any] = {"machine": machine() | {"threads": 1}, "runs": {}}
+    if folder is not None and (folder / "latency.json").exists():
+        content["runs"] = json.loads((folder / "latency.json").read_text())["runs"]
+    run = content["runs"].setdefault(args.label, {})
+    with limited_to(1):
+        for case in QUICK_CASES if args.quick else CASES:
+            if case.network not in args.only:
+                continue
+            for name, result in measured(case, 0.3 if args.quick else SECONDS_PER_CASE).items():
+                print(f"{name}: {json.dumps(result, ensure_ascii=False)} {goal(name, result)}", flush=True)
+                run[name] = result
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "latency.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+                (folder / "latency.md").write_text(markdown(content))
+
+
+if __name__ == "__main__":
+    main()
