@@ -80,7 +80,7 @@ def load_network(model: str, weights: Path | None = None, trust: bool = False) -
         if model.endswith(".pt2"):
             network = _load_exported(Path(model), trust)
         else:
-            with _current_folder_first():
+            with current_folder_first():
                 network = _make_network(model)
     if weights is not None:
         _set_weights(network, _read_weights(weights), str(weights))
@@ -105,7 +105,7 @@ def _column_names(notes: Mapping[str, str], kind: str, given: Sequence[str] | No
 
 
 @contextmanager
-def _current_folder_first() -> Iterator[None]:
+def current_folder_first() -> Iterator[None]:
     """Put the current folder first in `sys.path`, as `python -m` does, and last afterwards.
 
     So user code comes from there, and whatever is imported later is what is installed.

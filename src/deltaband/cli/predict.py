@@ -18,7 +18,7 @@ from ..storage.atomic import atomic
 from . import options
 from .errors import Refusal, Usage, near
 from .models import LoadedBand, inspect_band, load_band
-from .output import format_fields, format_table, print_result, progress_bar, user_output_to_stderr
+from .output import format_fields, format_table, join_names, print_result, progress_bar, user_output_to_stderr
 from .rows import group_values, number_batches, to_numbers
 from .tables import WRITERS, Table, check_output, open_table, table_writer
 
@@ -57,7 +57,7 @@ def predict(
     check_output(out, force, list(WRITERS))
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
-    inputs = _require_columns(source, loaded.features, "the band was fitted with")
+    inputs = _require_columns(source, loaded.features)
     suffixes = [""] if len(loaded.targets) == 1 else [f"_{name}" for name in loaded.targets]
     bounds = [f"{side}_{_percent(each)}" for each in levels for side in ("lower", "upper")]
     added = [f"{name}{suffix}" for suffix in suffixes for name in ["prediction", *bounds]]
@@ -110,7 +110,7 @@ def evaluate(
     levels = _check_levels(level)
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
-    columns, k = _require_all_columns(source, loaded), len(loaded.features)
+    columns, k = _require_columns(source, loaded.features, loaded.targets), len(loaded.features)
     targets, parts = [], []  # of the rows nothing else is kept
     for values in number_batches(source, columns, loaded.dtype, "evaluating"):
         targets.append(values[:, k:])
@@ -180,7 +180,7 @@ def report(
     source = open_table(data)
     group_columns = source.select(by or [])
     loaded = load_band(band, model, trust, features, target)
-    needed = _require_all_columns(source, loaded)
+    needed = _require_columns(source, loaded.features, loaded.targets)
     parts = list(source.batches(list(dict.fromkeys([*needed, *group_columns]))))
     if not sum(map(len, parts)):
         raise Refusal(f"{data} has no rows")
@@ -221,18 +221,14 @@ def _percent(level: float) -> str:
     return f"{100 * level:.10g}"
 
 
-def _require_columns(source: Table, names: Sequence[str], why: str) -> list[str]:
-    """Return the names, all of which the file must have."""
-    for name in names:
+def _require_columns(source: Table, features: Sequence[str], targets: Sequence[str] = ()) -> list[str]:
+    """Return the names of features and targets, all of which the file must have."""
+    for name in [*features, *targets]:
         if name not in source.names:
-            hint, has = near(name, source.names), ", ".join(source.names)
+            why = "the band was fitted with" if name in features else "the band predicts, and which is needed here"
+            hint, has = near(name, source.names), join_names(source.names)
             raise Refusal(f"{source.path} has no column {name!r}{hint}, which {why}; it has {has}")
-    return list(names)
-
-
-def _require_all_columns(source: Table, loaded: LoadedBand) -> list[str]:
-    features = _require_columns(source, loaded.features, "the band was fitted with")
-    return features + _require_columns(source, loaded.targets, "the band predicts, and which is needed here")
+    return [*features, *targets]
 
 
 def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> Intervals:
