@@ -112,7 +112,7 @@ def test_exact_ties_agree_with_the_reference_in_everything_that_does_not_depend_
     J = np.eye(12)[np.arange(48) % 12]  # every singular value occurs twelve times
     d, _, shift = naive(RobustFrequentDirections, J, 5, 1.0)
     covariance = sketch(RobustFrequentDirections(5), J, 1.0).finalise(1.0)
-    assert covariance.totals.shift == pytest.approx(shift)
+    assert covariance.accumulated["shift"] == pytest.approx(shift)
     np.testing.assert_allclose(np.sort(covariance.squared), np.sort(d**2), atol=1e-12)
 
 
@@ -495,7 +495,7 @@ def test_large_directions_that_the_score_lets_go_are_not_spread_over_the_small_o
     U, V = (np.linalg.qr(rng.standard_normal((size, 100)))[0] for size in (400, 150))
     J = (U * d) @ V.T
     covariance = sketch(ImportantDirections(20, tail="estimate", compress=True), J, 1.0).finalise(1.0)
-    assert covariance.totals.energy > 1000 * covariance.eigenvalues.sum()  # it has let them go
+    assert covariance.accumulated["energy"] > 1000 * covariance.eigenvalues.sum()  # it has let them go
     assert (covariance.tail.eigenvalues > 1e4).sum() == 5
     exact = sketch(Exact(), J, 1.0).finalise(1.0).effective_parameters
     none = sketch(ImportantDirections(20, compress=True), J, 1.0).finalise(1.0).effective_parameters

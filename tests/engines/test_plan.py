@@ -42,7 +42,7 @@ def chosen(problem, engine=None, memory=1e9):
         (Exact(), LONG, 8 * 3_000**2),
         (Exact(), replace(LONG, damped=False), 3 * 8 * 3_000**2),
         (Exact(), WIDE, 8 * 2_000**2 + 2_000 * 8_000),
-        (Exact(), WIDE.with_inputs_only(), 8 * 2_000**2 + 2_000 * 400),
+        (Exact(), replace(WIDE, recomputed=True), 8 * 2_000**2 + 2_000 * 400),
         (Exact(), replace(LONG, n_rows=None), 8 * 3_000**2 + 3_000 * 800),
         (Nystrom(100, tail="none"), BOTH, 32 * 100**2 + 100 * 8_000),
         (Nystrom(100), BOTH, 32 * 100**2 + 300 * 8_000),

@@ -32,7 +32,7 @@ from deltaband import (
     RobustFrequentDirections,
     storage,
 )
-from deltaband.engines import Problem
+from deltaband.engines import Problem, register
 from deltaband.storage import container
 from tests.network.test_families import Encoder, Packed, Pooled
 from tests.support.classifiers import classifier
@@ -368,6 +368,17 @@ def test_nothing_that_is_not_fitted_is_saved(tmp_path):
     with pytest.raises(NotFittedError):
         PredictionIntervals(mlp()).save(tmp_path / "x.band")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_registered_subclass_of_an_engine_is_saved_as_itself(tmp_path):
+    @register
+    class SubclassOfExact(Exact):
+        pass
+
+    band = fitted(engine=SubclassOfExact())
+    loaded = there_and_back(band, tmp_path / "x.band")
+    assert type(loaded.engine) is SubclassOfExact
+    assert same(band, loaded)
 
 
 def test_an_engine_that_is_not_registered_is_refused_and_nothing_written(tmp_path):

@@ -36,7 +36,8 @@ def engine(text: str) -> Engine | Literal["auto"]:
         attribute, _, rest = rest.partition(":")
         cls, name = _own_engine(name, attribute), f"{name}:{attribute}"
     else:
-        known = sorted(engines)
+        own = __name__.partition(".")[0]
+        known = sorted(engines, key=lambda each: (not engines[each].__module__.startswith(own), each))
         raise Usage(f"--engine: there is no {name!r}{near(name, known)}; there are auto, {', '.join(known)}")
     settings = [each.name for each in dataclasses.fields(cls) if not callable(each.default)]  # those that text can give
     takes = f"takes {', '.join(settings)}" if settings else "has no settings"

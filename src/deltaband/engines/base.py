@@ -213,6 +213,10 @@ class Accumulator(ABC):
         """Return what `Engine.from_state` needs, as values that a file can hold."""
         return {"accumulator": type(self).__name__} | {each.name: getattr(self, each.name) for each in _declared(self)}
 
+    def numbers(self) -> dict[str, Any]:
+        """Return the declared fields that are numbers: what a covariance keeps to resume from beside its arrays."""
+        return {name: value for name, value in self.state().items() if isinstance(value, int | float)}
+
     def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
         """Take in all n rows that accumulators in several processes have seen, where these are sums.
 

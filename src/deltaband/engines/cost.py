@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,10 +53,6 @@ class Problem:
         that they are multiplied with."""
         weights = self.n_parameters * self.itemsize
         return weights + max(min(256 * 2**20, 128 * self.factor_bytes), 4 * self.factor_bytes)
-
-    def with_inputs_only(self) -> Problem:
-        """Return the same problem with recomputed rows."""
-        return replace(self, recomputed=True)
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -24,7 +24,7 @@ from . import gram as grams
 from .base import Accumulator, Engine, Known, private, reduced, register, shared
 from .cost import Cost, Problem
 from .power_law_tail import PowerLawTail, power_law
-from .sketched import SketchedCovariance, Totals
+from .sketched import SketchedCovariance
 
 Score = Callable[[np.ndarray, float], np.ndarray]
 
@@ -101,8 +101,8 @@ class Directions(Engine):
     def resume(self, covariance: SketchedCovariance, n_rows: int, n_parameters: int) -> DirectionsSketch:
         directions = covariance.directions.cpu().numpy()
         rows = np.asarray(np.sqrt(covariance.squared)[:, None] * directions, dtype=directions.dtype)
-        totals = {each.name: getattr(covariance.totals, each.name) for each in fields(Totals)}
-        return DirectionsSketch(self, buffer=rows, n_rows=n_rows, damping=covariance.damping, **totals)
+        sums = {**(covariance.accumulated or {}), "damping": covariance.damping, "expected_rows": None}
+        return DirectionsSketch(self, buffer=rows, **sums)
 
     def planned_rank(self, n: int | None, p: int, itemsize: int) -> int:
         """Return the rank, or the largest that `memory` allows where it is automatic.
@@ -244,10 +244,12 @@ class DirectionsSketch(Accumulator):
             squared=d**2,
             shift=shift,
             name=f"{type(engine).__name__}, rank {min(self.k, full):,} ({len(d):,} directions held){named_tail}",
-            totals=Totals(**{each.name: getattr(self, each.name) for each in fields(Totals)}),
+            energy=self.energy,
+            lost=self.lost,
             full_rank=full,
             added=added,
             tail=tail,
+            accumulated=self.numbers(),
         )
         self.clear()
         return covariance

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -88,7 +87,7 @@ class ExactRows(Accumulator):
         self.clear()
         if gram is not None:
             if damping is None:
-                return DiagonalPrimal.of(gram, None)
+                return EigenbasisCovariance.of(gram, None)
             return PrimalCovariance(damping, _factorised(gram, damping))
         J = GradientBatch.concatenate(kept)
         if damping == 0.0:
@@ -98,7 +97,7 @@ class ExactRows(Accumulator):
             )
         kernel = _kernel(J)
         if damping is None:
-            return DiagonalDual.of(kernel, None, J)
+            return EigenbasisCovariance.of(kernel, None, J)
         return DualCovariance(damping, _factorised(kernel, damping), J)
 
     def _fold(self) -> None:
@@ -118,10 +117,11 @@ class ExactRows(Accumulator):
 
 @dataclass(frozen=True, eq=False)
 class FactorisedCovariance(Covariance):
-    """A Cholesky factor of JᵀJ + λI or of K + λI, for one λ."""
+    """A Cholesky factor of JᵀJ + λI or, with J, of K + λI, for one λ."""
 
     damping: float
     A: DampedGram
+    J: GradientBatch | None = None
 
     @property
     def error_bound(self) -> float:
@@ -139,11 +139,7 @@ class FactorisedCovariance(Covariance):
                 f"eigenvectors of a {m:,} × {m:,} matrix take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
                 "calibrate with tune=False, which needs none, or fit with a smaller engine"
             )
-        return self._decomposed(self.A.gram())
-
-    @abstractmethod
-    def _decomposed(self, gram: np.ndarray) -> SpectralCovariance:
-        """Return the same in the eigenbasis of JᵀJ or K, which is overwritten."""
+        return EigenbasisCovariance.of(self.A.gram(), self.damping, self.J)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,15 +163,10 @@ class PrimalCovariance(FactorisedCovariance):
     def describe(self) -> str:
         return f"exact, primal form {_shape(self.A.matrix)}"
 
-    def _decomposed(self, gram: np.ndarray) -> DiagonalPrimal:
-        return DiagonalPrimal.of(gram, self.damping)
-
 
 @dataclass(frozen=True, eq=False)
 class DualCovariance(FactorisedCovariance):
     """With k = Jg and c = (K + λI)⁻¹k: q = c·c, h = (g·g − k·c)/λ, p* = n − ‖λ(K + λI)⁻¹‖²_F."""
-
-    J: GradientBatch
 
     def variance(self, g: GradientBatch) -> np.ndarray:
         return _squared_norms(self.A.solve_half_solved(self._half_solved(g)))
@@ -187,77 +178,48 @@ class DualCovariance(FactorisedCovariance):
     def describe(self) -> str:
         return f"exact, dual form {_shape(self.A.matrix)}"
 
-    def _decomposed(self, gram: np.ndarray) -> DiagonalDual:
-        return DiagonalDual.of(gram, self.damping, self.J)
-
     def _half_solved(self, g: GradientBatch) -> np.ndarray:
+        assert self.J is not None
         return self.A.half_solve(g.inner(self.J).T)
 
 
-class _Diagonal(SpectralCovariance):
+@dataclass(frozen=True, eq=False)
+class EigenbasisCovariance(SpectralCovariance):
+    """JᵀJ = W diag(e) Wᵀ, vⱼ·g = wⱼ·g; or, with J, K = JJᵀ = U diag(e) Uᵀ, vⱼ·g = wⱼ·(Jg) with wⱼ = uⱼ/√eⱼ."""
+
+    W: np.ndarray  # (p, r), with J (n, r)
+    J: GradientBatch | None = None
+
+    @classmethod
+    def of(cls, M: np.ndarray, damping: float | None, J: GradientBatch | None = None) -> EigenbasisCovariance:
+        """Decompose JᵀJ, or K where there is J, given in an upper triangle, in place."""
+        e, V = grams.eigh(M)
+        r = int((e > len(e) * np.finfo(np.float64).eps * e[0]).sum())  # the rest is rounding
+        return cls(damping, e[:r], V[:, :r] if J is None else V[:, :r] / np.sqrt(e[:r]), J)
+
     @property
     def error_bound(self) -> float:
         return 0.0
 
-
-@dataclass(frozen=True, eq=False)
-class DiagonalPrimal(_Diagonal):
-    """JᵀJ = V diag(e) Vᵀ."""
-
-    V: np.ndarray  # (p, r)
-
-    @classmethod
-    def of(cls, gram: np.ndarray, damping: float | None) -> DiagonalPrimal:
-        """Decompose JᵀJ, given in an upper triangle, in place."""
-        e, V = _nonzero_eigh(gram)
-        return cls(damping, e, V)
-
     def gram(self) -> np.ndarray:
         """Return JᵀJ to the last digits, in the upper triangle."""
-        M = grams.empty(len(self.V))
-        grams.add_outer_gram(M, np.ascontiguousarray(self.V * np.sqrt(self.eigenvalues)))
+        M = grams.empty(len(self.W))
+        grams.add_outer_gram(M, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)))
         return M
 
     def squared_projections(self, g: GradientBatch) -> np.ndarray:
-        return (_columns(g).T @ self.V) ** 2
+        return ((_columns(g).T if self.J is None else g.inner(self.J)) @ self.W) ** 2
 
     def describe(self) -> str:
-        return f"exact, in the eigenbasis of JᵀJ {_shape(self.V)}"
-
-
-@dataclass(frozen=True, eq=False)
-class DiagonalDual(_Diagonal):
-    """K = JJᵀ = U diag(e) Uᵀ; vⱼ·g = uⱼ·(Jg)/√eⱼ."""
-
-    U: np.ndarray  # (n, r) uⱼ/√eⱼ
-    J: GradientBatch
-
-    @classmethod
-    def of(cls, kernel: np.ndarray, damping: float | None, J: GradientBatch) -> DiagonalDual:
-        """Decompose K, given in an upper triangle, in place."""
-        e, U = _nonzero_eigh(kernel)
-        return cls(damping, e, U / np.sqrt(e), J)
-
-    def squared_projections(self, g: GradientBatch) -> np.ndarray:
-        return (g.inner(self.J) @ self.U) ** 2
-
-    def describe(self) -> str:
-        return f"exact, in the eigenbasis of JJᵀ {_shape(self.U)}"
+        return f"exact, in the eigenbasis of {'JᵀJ' if self.J is None else 'JJᵀ'} {_shape(self.W)}"
 
 
 def accumulated_fields(covariance: Covariance) -> dict[str, Any]:
     """Return the fields of `ExactRows` that ended in this covariance."""
-    if isinstance(covariance, DualCovariance | DiagonalDual):
+    assert isinstance(covariance, FactorisedCovariance | EigenbasisCovariance)
+    if covariance.J is not None:
         return {"kept": [covariance.J]}
-    assert isinstance(covariance, PrimalCovariance | DiagonalPrimal)
-    return {"gram": covariance.A.gram() if isinstance(covariance, PrimalCovariance) else covariance.gram()}
-
-
-def _nonzero_eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the eigenvalues that are more than rounding, largest first, and their eigenvectors."""
-    e, V = grams.eigh(M)
-    r = int((e > len(e) * np.finfo(np.float64).eps * e[0]).sum())
-    return e[:r], V[:, :r]
+    return {"gram": covariance.gram() if isinstance(covariance, EigenbasisCovariance) else covariance.A.gram()}
 
 
 def _shape(matrix: np.ndarray) -> str:

@@ -113,20 +113,7 @@ class Nystrom(Engine):
 
     def resume(self, covariance: NystromCovariance, n_rows: int, n_parameters: int) -> NystromSums:
         gram = np.asfortranarray(np.diag(covariance.eigenvalues))
-        return NystromSums(self, basis=covariance.basis, gram=gram, **vars(covariance.totals))
-
-
-@storable
-@dataclass(frozen=True)
-class RowSums:
-    """Sums over all rows."""
-
-    n_rows: int
-    energy: float  # ‖J‖²_F
-    unseen: float  # R = Σ ρ
-    unseen_squares: float  # Σ ρ²
-    n_outside: int  # how many ρ are not 0
-    pairs: float  # the mean of (gᵢ·gⱼ − φᵢ·φⱼ)², i ≠ j
+        return NystromSums(self, basis=covariance.basis, gram=gram, **covariance.accumulated or {})
 
 
 @storable
@@ -169,13 +156,13 @@ class NystromSums(Accumulator):
 
     engine: Nystrom
     basis: Basis = shared(check=False)
-    pairs: float = shared(0.0, check=False)
+    pairs: float = shared(0.0, check=False)  # the mean of (gᵢ·gⱼ − φᵢ·φⱼ)², i ≠ j
     gram: np.ndarray | None = reduced("sum", upper_triangle=True)  # B
     n_rows: int = reduced("sum", 0)
-    energy: float = reduced("sum", 0.0)
-    unseen: float = reduced("sum", 0.0)
-    unseen_squares: float = reduced("sum", 0.0)
-    n_outside: int = reduced("sum", 0)
+    energy: float = reduced("sum", 0.0)  # ‖J‖²_F
+    unseen: float = reduced("sum", 0.0)  # R = Σ ρ
+    unseen_squares: float = reduced("sum", 0.0)  # Σ ρ²
+    n_outside: int = reduced("sum", 0)  # how many ρ are not 0
 
     def update(self, g: GradientBatch) -> None:
         phi = self.basis.coordinates(g)
@@ -218,11 +205,15 @@ class NystromSums(Accumulator):
             unseen, n_outside = rounding, n
         # Rows within the span, the landmarks first of all, are zero in E.
         tail = ResidualSpectrum(unseen, squares, self.pairs * max(n - m, 0) ** 2, n, rank=min(n_outside, p - r))
-        totals = RowSums(n, self.energy, self.unseen, self.unseen_squares, self.n_outside, self.pairs)
+        seen, sums, adds_tail = (
+            1 - unseen / self.energy if unseen else 1.0,
+            self.numbers(),
+            self.engine.tail == "estimate",
+        )
         e, Q = grams.eigh(gram)
         self.clear()
         rotated = Basis(basis.landmarks, basis.T @ Q)
-        return NystromCovariance(damping, e, rotated, totals, tail, self.engine.tail == "estimate" and unseen > 0)
+        return NystromCovariance(damping, e, rotated, tail, adds_tail and unseen > 0, seen, accumulated=sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,9 +221,9 @@ class NystromCovariance(SpectralCovariance):
     """B = Q diag(e) Qᵀ: the directions VQ with their eigenvalues e, and the tail J⊥ = J(I − VVᵀ)."""
 
     basis: Basis  # VQ
-    totals: RowSums
     tail: ResidualSpectrum
     adds_tail: bool  # whether an estimate of the tail's part is added
+    seen: float  # the part of ‖J‖² in the span
 
     @property
     def error_bound(self) -> float:
@@ -252,6 +243,5 @@ class NystromCovariance(SpectralCovariance):
         return self.basis.coordinates(g) ** 2
 
     def describe(self) -> str:
-        (m, r), R = self.basis.T.shape, self.tail.energy
-        seen = 1 - R / self.totals.energy if R else 1.0
-        return f"Nyström, {m:,} landmarks ({r:,} directions, {100 * seen:.4g} % of ‖J‖²)"
+        m, r = self.basis.T.shape
+        return f"Nyström, {m:,} landmarks ({r:,} directions, {100 * self.seen:.4g} % of ‖J‖²)"

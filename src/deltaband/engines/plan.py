@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -112,7 +112,7 @@ def _preferred(projection: list[Option], nystrom: list[Option]) -> list[Option]:
 def _exact(engine: Engine, problem: Problem, budget: float) -> Iterator[Option]:
     option = Option(engine, problem)
     yield option
-    again = Option(engine, problem.with_inputs_only())
+    again = Option(engine, replace(problem, recomputed=True))
     if option.nbytes > budget and again.nbytes < option.nbytes and problem.n_rows is not None:
         yield again
 

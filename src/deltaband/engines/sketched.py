@@ -8,23 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from ..network.gradient_batch import GradientBatch
-from ..storage.encoding import storable
 from .power_law_tail import PowerLawTail
 from .spectral import SpectralCovariance, effective
-
-
-@storable
-@dataclass(frozen=True)
-class Totals:
-    """What a sketch knows beside the directions that it holds."""
-
-    k: int  # the rank
-    energy: float  # ‖J‖²_F
-    shift: float  # λ' of the algorithm, whether it is used or not
-    lost: float  # 0 ≤ JᵀJ − BᵀB ≤ lost · I
-    delta2: float  # the largest δ²
-    above: float  # energy dropped along directions of d > δ, which the score did not choose
-    n_above: int  # how many such there were, in the shrink with most
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +23,8 @@ class SketchedCovariance(SpectralCovariance):
     squared: np.ndarray  # (r,) d²
     shift: float  # λ'
     name: str
-    totals: Totals
+    energy: float  # ‖J‖²_F
+    lost: float  # 0 ≤ JᵀJ − BᵀB ≤ lost · I
     full_rank: int  # min(n, p)
     added: np.ndarray | None = None  # (r,)
     tail: PowerLawTail | None = None
@@ -49,11 +35,10 @@ class SketchedCovariance(SpectralCovariance):
 
     @property
     def error_bound(self) -> float:
-        lost = self.totals.lost
         if self.added is None:
-            return max(self.shift, lost - self.shift)
+            return max(self.shift, self.lost - self.shift)
         largest = 0.0 if self.tail is None else float(self.tail.eigenvalues.max())
-        return max(lost, float(self.added.max(initial=0.0)), largest)  # what stands in for JᵀJ − BᵀB is ≥ 0 too
+        return max(self.lost, float(self.added.max(initial=0.0)), largest)  # what stands in for JᵀJ − BᵀB is ≥ 0 too
 
     @property
     def added_tail(self) -> PowerLawTail | None:
@@ -66,12 +51,12 @@ class SketchedCovariance(SpectralCovariance):
         p* sums f(eigenvalue) with f(e) = 2h − h², which is concave with slope at most 2/λ: two upper bounds. With an
         estimated tail p* may also be too large, so there this bounds its error on either side.
         """
-        damping, lost = self.chosen_damping, self.totals.lost
+        damping, lost = self.chosen_damping, self.lost
         n_unheld = self.full_rank - len(self.squared)
         at_least = float(effective(self.squared, damping).sum())
         at_most = effective(self.squared + lost, damping).sum() + n_unheld * effective(lost, damping)
         if damping > 0:
-            tail = max(self.totals.energy - self.squared.sum(), 0.0)
+            tail = max(self.energy - self.squared.sum(), 0.0)
             at_most = min(at_most, at_least + 2 * tail / damping)
         found = self.effective_parameters
         return max(float(at_most) - found, 0.0 if self.added is None else found - at_least, 0.0)
