@@ -17,7 +17,7 @@ from deltaband.engines.projection import Projection, RandomProjection
 from deltaband.network.gradient_batch import GradientBatch, StoredBlock
 from deltaband.network.layers.factors import DenseRows, EmbeddingRows, OuterProducts
 from deltaband.network.network import Network
-from tests.support.networks import batch, mlp, regression
+from tests.support.networks import batch, mlp, probed, regression
 
 SHAPES = [(90, 60, 24), (15, 60, 24), (40, 60, 10), (40, 60, 3), (20, 30, 1)]  # n, p, dim
 
@@ -299,9 +299,8 @@ class Sequence(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 7, 20, 60, 1000])
 def test_a_layer_is_projected_without_its_rows(monkeypatch, width, dtype):
-    network = Network(Sequence().to(dtype))
     x = torch.randint(50, (9, 2), generator=torch.Generator().manual_seed(1))
-    network.examine(x)
+    network = probed(Network(Sequence().to(dtype)), x)
     g = network.gradients(x)[1]
     assert {type(part) for part in g.blocks[0].parts()} == {EmbeddingRows, OuterProducts, DenseRows}
     expected = g.rows().double().numpy() @ reference.projection(14, g.n_parameters, seed=0).T

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .. import __version__
+from ..version import __version__
 from .demo import demo
 from .errors import Usage
 from .fit import fit, plan

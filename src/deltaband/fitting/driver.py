@@ -149,8 +149,8 @@ def check_mergeable(one: tuple[FitSpec, Sequence[Fit]], two: tuple[FitSpec, Sequ
 
 def _settings_but_size(engine: Engine) -> Any:
     """Return an engine's settings without its size, which the number of rows limits."""
-    sizes = (engine.size_setting, "memory")
-    return type(engine), {name: value for name, value in vars(engine).items() if name not in sizes}
+    small = engine.resized(1)
+    return type(engine), {name: value for name, value in vars(small).items() if name != "memory"}
 
 
 def plan(spec: FitSpec, batches: Batches) -> Plan:

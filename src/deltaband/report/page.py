@@ -17,6 +17,7 @@ from ..display.text import decimals, fixed, number, percent
 from ..intervals import PredictionIntervals
 from ..results import level_name
 from ..validation import describe
+from ..version import __version__
 from . import charts
 from .evaluation import Evaluation, OutputEvaluation, evaluate
 from .groups import Column, Group, group_by_value, group_by_width, read_columns
@@ -114,7 +115,6 @@ def _template() -> Template:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
         raise ImportError("a report needs jinja2: pip install 'deltaband[report]'") from error
-    from ..version import __version__
 
     folder = Path(__file__).parent
     style = style_sheet() + (folder / "page.css").read_text(encoding="utf-8")
