@@ -91,5 +91,5 @@ def check_alike(band: Band, other: Any) -> None:
 
 def _settings(fit: Fit) -> Any:
     """Return the engine's settings without its size, which is limited by the number of rows."""
-    sizes = (fit.engine.size_setting, "memory")
-    return type(fit.engine), {name: value for name, value in vars(fit.engine).items() if name not in sizes}
+    engine = fit.engine.resized(1)
+    return type(engine), {name: value for name, value in vars(engine).items() if name != "memory"}
