@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from .errors import NotFittedError, warn
 from .fitting import accuracy, driver
 from .fitting.accumulator import FitAccumulator
 from .fitting.checkpoint import CHECKPOINT_SECONDS
-from .fitting.distributed import ProcessGroup, SingleProcess
+from .fitting.distributed import ProcessGroup
 from .fitting.fit import ErrorReport, Fit
 from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
@@ -85,10 +86,9 @@ class Estimator:
             ArtefactError: If the checkpoint belongs to another fit.
             DistributedFitError: If another process has failed.
         """
-        group = ProcessGroup() if distributed else SingleProcess()
-        fits, kept = driver.fit(
-            self.spec, lambda: self.spec.read(data, y, n_rows), progress, checkpoint, checkpoint_every, group
-        )
+        read = partial(self.spec.read, data, y, n_rows)
+        group = ProcessGroup(distributed)
+        fits, kept = driver.fit(self.spec, read, progress, checkpoint, checkpoint_every, group)
         warn(*self.spec.task.warnings(fits))  # which may be errors: then nothing has changed
         self._fits, self._partial, self._calibration = fits, (), None
         if kept is not None:

@@ -328,7 +328,7 @@ def test_what_is_neither_weights_nor_options_is_told_by_the_answers(path):
         return nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(slope), nn.Linear(8, 1)).double()
 
     ended(made(model=leaky(0.01)), path)
-    with pytest.raises(ArtefactError, match="another network: for the first rows this one returns other numbers"):
+    with pytest.raises(ArtefactError, match="another network, as other numbers show for the first rows"):
         made(model=leaky(0.5)).fit(loader(), checkpoint=path, progress=False)
     path.unlink()
     path.with_name("fit.ckpt.previous").unlink()

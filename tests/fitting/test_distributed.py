@@ -65,8 +65,8 @@ def found(tmp_path_factory):
 def whole(name):
     """The fit of one process to all rows."""
     band, _ = ONE[name]
-    rows = torch.stack([Y, Y**2], dim=1) if "outputs" in name else Y
-    return band.fit(X, rows, progress=False)
+    targets = torch.stack([Y, Y**2], dim=1) if "outputs" in name else torch.arange(N) % 3 if "classes" in name else Y
+    return band.fit(X, targets, progress=False)
 
 
 @pytest.mark.parametrize("name", ONE)
@@ -77,7 +77,22 @@ def test_every_process_ends_with_the_same_band(name, found):
             np.testing.assert_array_equal(other[key], first[key])
 
 
-@pytest.mark.parametrize("name", [name for name in ONE if not name.startswith(("sampler", "batches", "the same rows"))])
+CLASSES = [name for name in ONE if "classes" in name]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_classifier_is_that_of_all_rows(name, found):
+    mine, one = found[name][0], process_groups.answers(whole(name))
+    np.testing.assert_array_equal(mine["0"], one["0"])  # log-odds
+    exact = name.startswith(SUMS)
+    for key in one if exact else list(one)[5:]:  # from there on: rows, losses and counts, which no engine approximates
+        np.testing.assert_allclose(mine[key], one[key], rtol=1e-9, err_msg=key)
+
+
+OTHERS = ("sampler", "batches", "the same rows")
+
+
+@pytest.mark.parametrize("name", [name for name in ONE if not name.startswith(OTHERS) and name not in CLASSES])
 def test_it_is_the_band_of_all_rows(name, found):
     mine, one = found[name][0], process_groups.answers(whole(name))
     assert mine[ROWS] == N
@@ -95,7 +110,7 @@ def exact(hidden):
     return process_groups.made(Exact(), hidden).fit(X, Y, progress=False)
 
 
-@pytest.mark.parametrize("name", [name for name in ONE if name.startswith(("nystrom", "leverage")) and "8," in name])
+@pytest.mark.parametrize("name", [name for name in ONE if name.startswith(("nystrom, 8,", "leverage, 8,"))])
 def test_landmarks_are_drawn_from_the_rows_of_all(name, found):
     # 30 of 41 directions; landmarks of one process alone would do as well for even shards, but not for one of a row
     np.testing.assert_allclose(found[name][0][VARIANCE], exact(8).variance(NEW), rtol=0.25)

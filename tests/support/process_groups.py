@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from deltaband import (
+    ClassificationIntervals,
     Exact,
     FrequentDirections,
     ImportantDirections,
@@ -53,7 +54,17 @@ def outputs(engine="auto", **options):
     return PredictionIntervals(model, weight_decay=1e-2, engine=engine, **options)
 
 
+def classes(engine="auto", **options):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    return ClassificationIntervals(model, weight_decay=1e-2, engine=engine, **options)
+
+
 def answers(band):
+    if isinstance(band, ClassificationIntervals):
+        sums = [np.concatenate([fit.losses, fit.counts]) for fit in band.fits_]
+        found = (*band.predict(NEW).log_odds, band.leverage(NEW), band.effective_parameters_, band.n_rows_, *sums)
+        return {str(i): np.asarray(each) for i, each in enumerate(found)}
     numbers = (band.effective_parameters_, band.noise_std_, band.error_bound_, band.n_rows_, band.damping_)
     found = (*band.predict(NEW, [0.5, 0.9]), band.variance(NEW), band.leverage(NEW), *numbers)
     return {str(i): np.asarray(each) for i, each in enumerate(found)}
@@ -102,6 +113,11 @@ def cases(rank, size):
                 outputs(ENGINES[name], per_output=per_output),
                 shard("uneven", rank, y),
             )
+    for per_output in (False, True):
+        for name in ("auto", "projection", "nystrom", "important"):
+            for shards in ("uneven", "empty"):
+                band = classes(ENGINES[name], per_output=per_output)
+                yield f"{name}, classes, {per_output}, {shards}", band, shard(shards, rank, torch.arange(N) % 3)
     yield "recomputed", made(Exact(), 300, damping=1.0, memory=1_100_000), shard("even", rank)
     yield "the same rows", made(damping=1.0), (X, Y)
 

@@ -93,16 +93,8 @@ class FitAccumulator:
         engine, n, p = spec.engine or fit.engine, fit.n_rows * fit.n_outputs, fit.n_parameters
         input_bytes = max((x.nbytes // len(x) for x in fit.sample.pieces), default=1)
         problem = Problem(n, p, fit.dtype.itemsize, fit.layers.factor_bytes, input_bytes, fit.layers.inner_flops)
-        start = Start(
-            fit.outputs,
-            Option(engine, problem),
-            memory,
-            fit.layers,
-            fit.by_rows,
-            fit.n_outputs,
-            fit.n_returned,
-            fit.fingerprint,
-        )
+        form = (fit.layers, fit.by_rows, fit.n_outputs, fit.n_returned, fit.fingerprint)
+        start = Start(fit.outputs, Option(engine, problem), memory, *form)
         made = cls(spec, start, engine.resume(fit.covariance, n, p))
         made.record = RowRecord.from_seen(fit.seen, fit.sample, max(made._n_leverages, made._n_compared))
         made._losses, made._counts, made._energy, made.n_rows = fit.losses.copy(), fit.counts, math.inf, fit.n_rows
@@ -149,33 +141,28 @@ class FitAccumulator:
 
     def check_size(self, n_rows: int) -> None:
         """Raise unless so many rows fit into memory."""
-        option, memory = self.start.option, self.start.memory
-        problem = replace(option.problem, n_rows=n_rows * self.start.n_outputs)
-        if (needed := option.engine.cost(problem).nbytes) > memory:
+        engine, memory = self.start.option.engine, self.start.memory
+        problem = replace(self.start.option.problem, n_rows=n_rows * self.start.n_outputs)
+        if (needed := engine.cost(problem).nbytes) > memory:
             raise MemoryError(
-                f"{option.engine!r} would hold {needed / 1e9:.3g} GB with these rows, and has {memory / 1e9:.3g} GB: "
-                "begin again with an engine that does not grow with the rows, such as RandomProjection(), or give more "
-                "memory="
+                f"{engine!r} would hold {needed / 1e9:.3g} GB with these rows, and has {memory / 1e9:.3g} GB: begin "
+                "again with an engine that does not grow with the rows, as RandomProjection() does not, or give more memory"
             )
 
     def merge(self, other: FitAccumulator) -> None:
         """Take in the rows that another accumulator has taken in."""
         self.engine.merge(other.engine)
-        self._merge(other.record, other._losses, other._counts, other._energy, other.n_rows)
+        self.merge_state(other.state(engine=False))
 
     def merge_state(self, state: dict[str, Any]) -> None:
-        """Take in the rows of a state."""
+        """Take in the rows of a state; the engine's only if the state has them."""
         if state["engine"] is not None:
             self.engine.merge(self.start.option.engine.from_state(state["engine"]))
-        record = RowRecord.from_state(state["record"])
-        self._merge(record, state["losses"], state["counts"], state["energy"], state["n_rows"])
-
-    def _merge(self, record: RowRecord, losses: np.ndarray, counts: np.ndarray, energy: float, n_rows: int) -> None:
-        self.record.merge(record)
-        self._losses = self._losses + losses
-        self._counts = _sum(self._counts, counts)
-        self._energy += energy
-        self.n_rows += n_rows
+        self.record.merge(RowRecord.from_state(state["record"]))
+        self._losses = self._losses + state["losses"]
+        self._counts = _sum(self._counts, state["counts"])
+        self._energy += state["energy"]
+        self.n_rows += state["n_rows"]
 
     def all_reduce(self, total: Total, n_rows: int) -> bool:
         """Add up the engine's part over several processes, if it is a sum; return whether it is."""
@@ -197,13 +184,9 @@ class FitAccumulator:
     def take(
         self, batches: Batches, progress: bool, skipped: Skipped | None = None, checkpoint: Checkpoint | None = None
     ) -> None:
-        """Take in every row of the batches.
+        """Take in every row of the batches; those taken in before, if they come again, go to `skipped` instead.
 
-        Args:
-            batches: The rows.
-            progress: Whether to show a progress bar.
-            skipped: Called for the rows that this accumulator has taken in already, if the batches repeat them.
-            checkpoint: Called whenever the state is complete.
+        `checkpoint` is called whenever the state is complete.
         """
         network, before = self.network, 0 if skipped is not None else self.n_rows
         buffer = RowBuffer(lambda batch: self.engine.update(_merged(batch)), self._rows_at_once)

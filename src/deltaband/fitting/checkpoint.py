@@ -118,8 +118,7 @@ class Checkpoint:
         """Raise if the network returns other numbers than it did; return the batches as if nothing had been read."""
         if found is not None and found.answers is not None and not self._spec.still_returns(*found.answers):
             raise ArtefactError(
-                f"{self.path} is of a fit to another network: for the first rows this one returns other numbers. Give "
-                "what was given before, or delete the file to start over"
+                f"{self.path} is of a fit to another network, as other numbers show for the first rows: {START_OVER}"
             )
         first, batches = batches.peek()
         self._answers = (first.x, self._spec.model_outputs(first.x))

@@ -1,10 +1,10 @@
-"""The processes that share a fit: values, rows, sums and errors that they have in common, or a single process."""
+"""`ProcessGroup`: the processes that share a fit, with values, rows, sums and errors in common, or a single one."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,52 +31,14 @@ from .tasks import Outputs
 MakeNetwork = Callable[[tuple[int, ...], Any], Network]
 
 
-class SingleProcess:
-    """A fit in this process alone."""
-
-    rank, size, name = 0, 1, ""
-
-    def step(self) -> nullcontext[None]:
-        return nullcontext()
-
-    def own_rows(self, batches: Batches) -> Batches:
-        return batches
-
-    def own_path(self, path: str | Path) -> Path:
-        return Path(path)
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-    def share(self, value: Any, lead: int) -> Any:
-        return value
-
-    def check_same_spec(self, spec: FitSpec, batches: Batches) -> None:
-        pass
-
-    def agree(self, groups: list[Outputs], n_rows: int | None) -> tuple[int, list[Outputs], int | None]:
-        return 0, groups, n_rows
-
-    def check_same_outputs(self, spec: FitSpec, batches: Batches, lead: int) -> Batches:
-        return batches
-
-    def memory_per_fit(self, spec: FitSpec, n_fits: int) -> float | None:
-        return spec.memory_per_fit(n_fits)
-
-    def collect_sample(self, sample: RowSample, lead: int) -> None:
-        pass
-
-    def merge_rows(self, rows: FitAccumulator) -> list[int]:
-        return []
-
-    def agree_on_fit(self, fit: Fit, network: Network) -> Fit:
-        return fit
-
-
 class ProcessGroup:
-    """The processes of the default group of `torch.distributed`: what one of them calls, all must call in turn."""
+    """This process alone, or the default group of `torch.distributed`: what one calls, all must call in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, distributed: bool = False) -> None:
+        self._alone = not distributed
+        self.rank, self.size, self.name = 0, 1, ""
+        if not distributed:
+            return
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
                 "distributed=True is for processes that torch.distributed has brought together: start them with "
@@ -98,6 +60,8 @@ class ProcessGroup:
         try:
             yield
         except Exception as error:
+            if self._alone:
+                raise
             failed = error
         messages = self.gather("" if failed is None else f"{type(failed).__name__}: {failed}")
         if failed is not None:
@@ -108,6 +72,8 @@ class ProcessGroup:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, by rank."""
+        if self._alone:
+            return [value]
         every: list[Any] = [None] * self.size
         with self._connected():
             dist.all_gather_object(every, value)
@@ -153,7 +119,7 @@ class ProcessGroup:
 
     def own_rows(self, batches: Batches) -> Batches:
         """Leave out the rows that a DistributedSampler repeats so that all processes have equally many: the last."""
-        sampler = _distributed_sampler(batches)
+        sampler = None if self._alone else _distributed_sampler(batches)
         if sampler is None:
             return batches
         if (sampler.rank, sampler.num_replicas) != (self.rank, self.size):
@@ -170,12 +136,16 @@ class ProcessGroup:
     def own_path(self, path: str | Path) -> Path:
         """Return the path with the number of this process before its suffix."""
         path = Path(path)
+        if self._alone:
+            return path
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a folder, not a file")
         return path.with_name(f"{path.stem}.{self.rank}{path.suffix}")
 
     def check_same_spec(self, spec: FitSpec, batches: Batches) -> None:
         """Raise unless all processes were given the same options, weights and sampler."""
+        if self._alone:
+            return
         sampler, names = _distributed_sampler(batches), ("seed", "epoch", "shuffle", "drop_last")
         drawn = {} if sampler is None else {name: getattr(sampler, name) for name in names}
         every = self.gather([spec.configuration(), spec.network().fingerprint, drawn])
@@ -202,6 +172,8 @@ class ProcessGroup:
 
     def check_same_outputs(self, spec: FitSpec, batches: Batches, lead: int) -> Batches:
         """Raise unless all networks return the same for rows of the lead; return the batches as if not read yet."""
+        if self._alone:
+            return batches
         asked = None
         with self.step():
             if self.rank == lead:
@@ -216,8 +188,10 @@ class ProcessGroup:
                 )
         return batches
 
-    def memory_per_fit(self, spec: FitSpec, n_fits: int) -> float:
+    def memory_per_fit(self, spec: FitSpec, n_fits: int) -> float | None:
         """Return what each process may hold; several of them may share the memory of one machine."""
+        if self._alone:
+            return spec.memory_per_fit(n_fits)
         if spec.memory is not None:
             return float(spec.memory) / n_fits
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
@@ -239,6 +213,8 @@ class ProcessGroup:
 
         Sums are added up; all else is merged in pairs and then shared.
         """
+        if self._alone:
+            return []
         n = sum(self.gather(rows.n_rows))
         rows.check_size(n)
         summed = rows.all_reduce(self.total, n)
@@ -259,6 +235,8 @@ class ProcessGroup:
 
     def agree_on_fit(self, fit: Fit, network: Network) -> Fit:
         """Return the same fit in all processes to the last digit, which other processors may round differently."""
+        if self._alone:
+            return fit
         encode = Encoder(network_hook(()))
         tree = container.as_json(encode(fit))
         if len(set(self.gather(container.digest(encode.tensors, {"fit": tree})))) == 1:

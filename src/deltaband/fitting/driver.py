@@ -24,7 +24,7 @@ from ..network.network import Network, Probe
 from . import accuracy
 from .accumulator import FitAccumulator, Start, progress_bar
 from .checkpoint import Checkpoint
-from .distributed import ProcessGroup, SingleProcess
+from .distributed import ProcessGroup
 from .fit import Fit, checked_gradients
 from .spec import FitSpec
 from .tasks import Outputs
@@ -38,7 +38,7 @@ def fit(
     progress: bool,
     checkpoint: str | Path | None,
     checkpoint_every: float,
-    group: ProcessGroup | SingleProcess,
+    group: ProcessGroup,
 ) -> tuple[tuple[Fit, ...], Checkpoint | None]:
     """Fit to all rows of all processes, once for each group of outputs.
 
@@ -110,7 +110,7 @@ def partial_fit(
         if so_far:
             rows = so_far[i].new_like()
         else:
-            rows, batches = _started(spec, outputs, batches, 0, n_rows, memory, progress, SingleProcess())
+            rows, batches = _started(spec, outputs, batches, 0, n_rows, memory, progress, ProcessGroup())
         rows.take(batches, progress)
         new.append(rows)
     return tuple(new)
@@ -198,7 +198,7 @@ def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
         )
 
 
-def _look_if_any(spec: FitSpec, batches: Batches, group: ProcessGroup | SingleProcess) -> tuple[list[Outputs], Batches]:
+def _look_if_any(spec: FitSpec, batches: Batches, group: ProcessGroup) -> tuple[list[Outputs], Batches]:
     """Look at the first rows; one of several processes may have none."""
     try:
         return look(spec, batches)
@@ -216,7 +216,7 @@ def _started(
     n_rows: int | None,
     memory: float | None,
     progress: bool,
-    group: ProcessGroup | SingleProcess,
+    group: ProcessGroup,
 ) -> tuple[FitAccumulator, Batches]:
     """Return an accumulator without rows, and the data as if nothing had been read: one process plans for all."""
     start = None

@@ -160,7 +160,7 @@ class FitSpec:
         """Return names of the functions that it was constructed with, which no file can hold."""
         given = {"output": self.output, "batch": self.batch}
         names = {name: describe_setting(each) for name, each in given.items() if each is not None}
-        scaler = self.task.transform
+        scaler = self.task.scaler
         return names if scaler is None else names | {"target_transform": type(scaler).__name__}
 
     def configuration(self) -> dict[str, str]:

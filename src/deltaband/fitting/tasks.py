@@ -1,10 +1,13 @@
-"""What regression and classification do differently in a fit: outputs, gradients, losses, targets and warnings."""
+"""What regression and classification do differently in a fit: outputs, gradients, losses, targets and warnings.
+
+Both classes have the same members; a fit knows no other difference.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,59 +27,6 @@ N_ROWS_TO_JUDGE_UNITS = 8
 Outputs = tuple[int, ...]
 
 
-class Task(Protocol):
-    """What a network was trained for."""
-
-    no_gradient_hint: ClassVar[str]  # why else all gradients may be zero
-    has_noise: ClassVar[bool]  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
-
-    @property
-    def per_output(self) -> bool:
-        """Whether each output gets a fit of its own."""
-        ...
-
-    @property
-    def transform(self) -> Any:
-        """The scaler that targets went through before training, if there is one."""
-        ...
-
-    def groups(self, n_returned: int) -> list[Outputs]:
-        """Return the outputs of the network that each fit is for."""
-        ...
-
-    def head(self, outputs: Outputs) -> Head:
-        """Return the function of the network's outputs whose gradients are the rows of J."""
-        ...
-
-    def check_raw_targets(self, y: Any) -> None:
-        """Raise if targets are of a kind that no conversion helps."""
-        ...
-
-    def check_targets(self, targets: Tensor, n_returned: int) -> None:
-        """Raise if targets (n, …) do not fit a network with so many outputs."""
-        ...
-
-    def check_first_rows(self, y: Tensor, targets: Tensor) -> None:
-        """Raise or warn if the network's outputs y (b, M) and the targets of the first rows look wrong."""
-        ...
-
-    def losses(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> tuple[Tensor, np.ndarray]:
-        """Return the losses (b, m), y being the values of the head, and sums of what is counted."""
-        ...
-
-    def warnings(self, fits: Sequence[Fit]) -> list[str]:
-        """Return where the formula, the engine or the network should not be trusted."""
-        ...
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments that it was constructed from, functions aside."""
-        ...
-
-    def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
-        """Return what a file tells about fits for this task."""
-        ...
-
-
 @dataclass(frozen=True)
 class Regression:
     """Squared losses: rows of J are gradients of the outputs themselves."""
@@ -86,11 +36,12 @@ class Regression:
     per_output: bool = False
     units: TargetTransform = field(default_factory=TargetTransform)
 
-    has_noise: ClassVar[bool] = True
-    no_gradient_hint: ClassVar[str] = ""
+    has_noise: ClassVar[bool] = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
+    no_gradient_hint: ClassVar[str] = ""  # why else all gradients may be zero
 
     @property
-    def transform(self) -> Any:
+    def scaler(self) -> Any:
+        """The scaler that targets went through before training, if there is one."""
         return self.units.scaler
 
     def selected(self, n_returned: int) -> Outputs:
@@ -104,20 +55,24 @@ class Regression:
         return chosen
 
     def groups(self, n_returned: int) -> list[Outputs]:
+        """Return the outputs of the network that each fit is for."""
         chosen = self.selected(n_returned)
         return [(o,) for o in chosen] if self.per_output else [chosen]
 
     def head(self, outputs: Outputs) -> Head:
+        """Return the function of the network's outputs whose gradients are the rows of J."""
         columns = list(outputs)
         return lambda y: y if columns == list(range(y.shape[1])) else y[:, columns]
 
     def check_raw_targets(self, y: Any) -> None:
-        pass
+        """Raise if targets are of a kind that no conversion helps."""
 
     def check_targets(self, targets: Tensor, n_returned: int) -> None:
+        """Raise if targets (n, …) do not fit a network with so many outputs."""
         self.select_targets(self.selected(n_returned), targets, n_returned)
 
     def check_first_rows(self, y: Tensor, targets: Tensor) -> None:
+        """Raise or warn if the network's outputs y (b, M) and the targets of the first rows look wrong."""
         n_returned = y.shape[1]
         chosen = self.selected(n_returned)
         given, outputs = self.select_targets(chosen, targets, n_returned).numpy(), y[:, list(chosen)].numpy()
@@ -133,6 +88,7 @@ class Regression:
             )
 
     def losses(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> tuple[Tensor, np.ndarray]:
+        """Return the losses (b, m), y being the values of the head, and sums of what is counted."""
         return (self.select_targets(outputs, targets, n_returned) - y.double()).square(), np.zeros(0)
 
     def select_targets(self, outputs: Outputs, targets: Tensor, n_returned: int) -> Tensor:  # (n, len(outputs))
@@ -149,6 +105,7 @@ class Regression:
         )
 
     def warnings(self, fits: Sequence[Fit]) -> list[str]:
+        """Return where the formula, the engine or the network should not be trusted."""
         messages: list[str] = []
         for fit in fits:
             if fit.covariance.damping is None:
@@ -170,6 +127,7 @@ class Regression:
         return list(dict.fromkeys(messages))
 
     def options(self) -> dict[str, Any]:
+        """Return the arguments that it was constructed from, functions aside."""
         outputs = self.outputs
         transform = {} if self.units.mean is None else {"target_transform": (self.units.mean, self.units.std)}
         return {"outputs": outputs[0] if outputs is not None and self.single else outputs, **transform}
@@ -179,6 +137,7 @@ class Regression:
         return self.units.to_original_difference(np.concatenate([fit.noise_std for fit in fits]))
 
     def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
+        """Return what a file tells about fits for this task."""
         return {"noise_std": self.noise_std(fits).tolist()}
 
 
@@ -193,7 +152,7 @@ class Classification:
 
     has_noise: ClassVar[bool] = False
     no_gradient_hint: ClassVar[str] = "; or all probabilities are 0 and 1 to the last digit, and F is zero"
-    transform: ClassVar[Any] = None
+    scaler: ClassVar[Any] = None
 
     def groups(self, n_returned: int) -> list[Outputs]:
         n_classes, chosen = labels.n_classes(n_returned), self.classes
@@ -274,6 +233,9 @@ class Classification:
 
     def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
         return {"training_accuracy": self.accuracies(fits)}
+
+
+Task = Regression | Classification
 
 
 def _inaccurate(fit: Fit, tolerable_missed: float, found: str) -> list[str]:
