@@ -34,7 +34,7 @@ from deltaband import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from deltaband.engines import Engine, Problem, plan
+from deltaband.engines import Engine, Problem, plan_fit
 from deltaband.engines.cost import largest
 from experiments import data
 from experiments.rows import Rows
@@ -136,7 +136,7 @@ def study(name: str, hidden: int, task: Task) -> Iterator[dict[str, object]]:
             engine = fitting(make, problem, budget)
             if engine is not None:
                 yield row(budget, label, engine)
-        chosen = plan(problem, None, budget).chosen
+        chosen = plan_fit(problem, None, budget).chosen
         if chosen is not None:
             yield row(budget, "auto", chosen.engine)
 

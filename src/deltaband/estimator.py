@@ -34,10 +34,7 @@ FINISHING = threading.RLock()  # several threads may ask a band that has rows to
 
 
 class Estimator:
-    """A trained network and the covariances fitted to its training rows.
-
-    One covariance serves all outputs; with `per_output=True` each output has its own.
-    """
+    """A trained network and the covariances fitted to its training rows: one, or with `per_output=True` one each."""
 
     def __init__(self, spec: FitSpec) -> None:
         self.spec = spec
@@ -58,24 +55,18 @@ class Estimator:
         checkpoint_every: float = CHECKPOINT_SECONDS,
         distributed: bool = False,
     ) -> Self:
-        """Fit to the training data in one pass.
-
-        An engine that draws a sample of the rows first (`Nystrom`) needs data that can be read twice, and so does
-        `per_output=True`.
+        """Fit to the training data in one pass; `Nystrom` and `per_output=True` need data that can be read again.
 
         Args:
             data: A loader of batches `(x, y)`, or the inputs `X` with their targets `y`.
             y: The targets of `X`; labels for a classifier.
-            n_rows: How many rows a loader without a length gives. Needed only where λ follows from `weight_decay`
-                while the engine uses it from the first row on (`ImportantDirections`).
+            n_rows: How many rows a loader without a length gives, for an engine that needs λ from the first row on.
             progress: Whether to show a progress bar.
-            checkpoint: A file that the state of the fit is written to. Whatever ends the fit, the same call resumes
-                from there, over the same data in the same order: a DataLoader's random order is restored, and other
-                rows are an error. The file is deleted once the fit is finished.
+            checkpoint: A file for the state of the fit. Whatever ends the fit, the same call resumes from there, over
+                the same data; a DataLoader's random order is restored. It is deleted once the fit is finished.
             checkpoint_every: Seconds between two checkpoints.
-            distributed: Whether all processes of `torch.distributed` fit together, each to its share of the rows. All
-                end with the same band. Rows that a `DistributedSampler` repeats count once. Each process has a
-                checkpoint of its own, with its number in the name: fit.0.ckpt.
+            distributed: Whether all processes of `torch.distributed` fit together, each to its share of the rows, to
+                the same band. Rows that a `DistributedSampler` repeats count once; checkpoints are numbered.
 
         Returns:
             The fitted estimator itself.
@@ -96,16 +87,14 @@ class Estimator:
         return self
 
     def partial_fit(self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = False) -> Self:
-        """Take in some of the training rows, after those of `fit`, `load` or earlier calls.
+        """Take in some of the training rows, after those of `fit`, `load` or earlier calls: all parts are one fit.
 
-        All parts together are one fit, which is completed when a result is requested. `Nystrom` draws its landmarks
-        from the first part. New rows end a calibration, with a warning.
+        The fit is completed when a result is requested. New rows end a calibration, with a warning.
 
         Args:
             data: As in `fit`.
             y: As in `fit`.
-            n_rows: How many rows there will be in all, if that is known: with the first part it helps
-                `engine="auto"` to choose, and `ImportantDirections` needs it where λ follows from `weight_decay`.
+            n_rows: How many rows there will be in all, if known: it helps `engine="auto"` to choose.
             progress: Whether to show a progress bar.
 
         Returns:
@@ -127,7 +116,6 @@ class Estimator:
             The estimator itself.
 
         Raises:
-            TypeError: If the other is of another class.
             ValueError: If options, weights or engines differ.
         """
         if type(other) is not type(self):
@@ -150,9 +138,7 @@ class Estimator:
         self._partial, self._calibration = tuple(so_far) or new, None
 
     def plan(self, data: Any, y: Any = None, *, n_rows: int | None = None) -> Plan:
-        """Show what `fit` with the same arguments would do: memory and time of each engine, and the choice.
-
-        Only the first rows are read. With `per_output=True` it is the plan of one output's fit.
+        """Show what `fit` would do, reading only the first rows: memory and time of each engine, and the choice.
 
         Args:
             data: As in `fit`.
@@ -172,11 +158,7 @@ class Estimator:
 
     @property
     def fits_(self) -> tuple[Fit, ...]:
-        """The fits: one, or with `per_output=True` one per output.
-
-        Raises:
-            NotFittedError: If there is none.
-        """
+        """The fits: one, or with `per_output=True` one per output; a `NotFittedError` before there is one."""
         with FINISHING:
             if self._partial:
                 try:
@@ -242,19 +224,13 @@ class Estimator:
 
         Args:
             output: With `per_output=True` the number of the fit.
-
-        Returns:
-            The spectrum, largest singular values first.
         """
         fits = self.fits_
         check_index(output, "output", len(fits))
         return self._covariance(fits[output]).spectrum()
 
     def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
-        """Estimate how far the widths are from those of `Exact()`.
-
-        The engine and the exact method are both fitted to training rows that `fit` has kept, and compared. `fit` does
-        so by itself, and warns where the widths are off by more than 5 %.
+        """Estimate how far the widths are from those of `Exact()`, on training rows that `fit` has kept.
 
         Args:
             x: Rows whose widths are compared; some training rows by default.
@@ -288,11 +264,7 @@ class Estimator:
         return format_summary(type(self).__name__, self.summary_lines())
 
     def summary_lines(self) -> list[tuple[str, str]]:
-        """Return the lines of the summary.
-
-        Returns:
-            Pairs of a label and a text.
-        """
+        """Return the lines of the summary as pairs of a label and a text."""
         spec, fits = self.spec, self.fits_
         if isinstance(spec.task, Classification):
             accuracies = spec.task.accuracies(fits)
@@ -315,10 +287,7 @@ class Estimator:
     # --- files
 
     def save(self, path: str | Path, *, weights: bool = False, sample: bool = False) -> None:
-        """Write the fitted estimator to one safetensors file, which `load` reads; a crash leaves the old file.
-
-        The file holds a digest of the model's weights. What it holds of the training data depends on the engine;
-        docs/artefacts.md says what.
+        """Write the fitted estimator to one file, which `load` reads; docs/artefacts.md says what it holds.
 
         Args:
             path: The file.

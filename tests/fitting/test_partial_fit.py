@@ -302,7 +302,7 @@ def test_the_exact_dual_grows_until_its_memory_ends():
     band = PredictionIntervals(mlp(hidden=200), damping=1.0, engine=Exact(), memory=4.2e5)
     band.partial_fit(X[:80], Y[:80], n_rows=80)
     band.partial_fit(X[80:100], Y[80:100])
-    with pytest.raises(MemoryError, match=re.escape("as RandomProjection() does not, or give more memory")):
+    with pytest.raises(MemoryError, match=re.escape("as RandomProjection(), or give more memory")):
         band.partial_fit(X[100:], Y[100:])
     assert band.n_rows_ == 100
     whole = PredictionIntervals(band.model, damping=1.0).fit(X[: band.n_rows_], Y[: band.n_rows_], progress=False)

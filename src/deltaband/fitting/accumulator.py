@@ -145,8 +145,8 @@ class FitAccumulator:
         problem = replace(self.start.option.problem, n_rows=n_rows * self.start.n_outputs)
         if (needed := engine.cost(problem).nbytes) > memory:
             raise MemoryError(
-                f"{engine!r} would hold {needed / 1e9:.3g} GB with these rows, and has {memory / 1e9:.3g} GB: begin "
-                "again with an engine that does not grow with the rows, as RandomProjection() does not, or give more memory"
+                f"{engine!r} would hold {needed / 1e9:.3g} GB with these rows, and has {memory / 1e9:.3g} GB: start "
+                "anew with an engine that does not grow with the rows, as RandomProjection(), or give more memory"
             )
 
     def merge(self, other: FitAccumulator) -> None:
