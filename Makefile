@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test soak test-integration test-browser test-wheel docs check format lint type bench clean
+.PHONY: setup demo test coverage soak test-integration test-browser test-wheel docs check format lint type bench clean
 
 setup: $(READY)
 
@@ -15,11 +15,16 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python -m deltaband.demo
+	$(BIN)/python -m deltaband.cli demo
 
 # Two processes, each with whole files, which share costly fixtures.
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# The same tests, and a failure below the share of lines that pyproject.toml asks for.
+coverage: $(READY)
+	rm -rf build/coverage
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report term
 
 # Figures are shown for tests that pass, too.
 soak: $(READY)

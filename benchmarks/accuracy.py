@@ -35,7 +35,7 @@ from deltaband import (
     RobustFrequentDirections,
 )
 from deltaband.engines import Engine, Problem, plan
-from deltaband.engines.memory import largest
+from deltaband.engines.cost import largest
 from experiments import data
 from experiments.rows import Rows
 
@@ -95,7 +95,7 @@ class Task(NamedTuple):
 def fitting(make: Callable[[int], Engine], problem: Problem, budget: float) -> Engine | None:
     """The engine of the largest size that is predicted to fit; more directions than rows are of no use."""
     most = min(problem.n_rows or 0, problem.n_parameters)
-    size = largest(lambda size: make(size).nbytes(problem) <= budget, most)
+    size = largest(lambda size: make(size).cost(problem).nbytes <= budget, most)
     return make(size) if size >= 2 else None
 
 
@@ -113,7 +113,7 @@ def study(name: str, hidden: int, task: Task) -> Iterator[dict[str, object]]:
             "budget_mb": round(budget / 1e6),
             "engine": label,
             "setting": repr(engine),
-            "predicted_mb": engine.nbytes(problem) / 1e6,
+            "predicted_mb": engine.cost(problem).nbytes / 1e6,
             "width_error": float(np.abs(widths / exact - 1).mean()),
             "p_star_error": band.effective_parameters_ / truth.effective_parameters_ - 1,
             "estimated_error": band.error_report().width,
@@ -125,7 +125,7 @@ def study(name: str, hidden: int, task: Task) -> Iterator[dict[str, object]]:
         "budget_mb": 0,
         "engine": "Exact",
         "setting": "Exact()",
-        "predicted_mb": Exact().nbytes(problem) / 1e6,
+        "predicted_mb": Exact().cost(problem).nbytes / 1e6,
         "width_error": 0.0,
         "p_star_error": 0.0,
         "estimated_error": 0.0,

@@ -26,7 +26,7 @@ from deltaband import (
     PredictionIntervals,
     RobustFrequentDirections,
 )
-from deltaband.engines import Engine
+from deltaband.engines import Engine, Known
 from deltaband.network.gradient_batch import GradientBatch
 
 from .measure import Neighbours, Report, Result, environment, gflops, limited_to, peak_memory, race
@@ -63,7 +63,7 @@ def directions_shrink(work: Workload) -> dict[str, Result]:
     done = []
 
     def library() -> None:
-        sketch = ImportantDirections(size.rank).start(n_rows=size.n, damping=work.damping)
+        sketch = ImportantDirections(size.rank).start(Known(size.n, work.damping))
         for chunk in chunks:
             sketch.update(chunk)
         done.append(sketch)

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deltaband.fitting.evaluate import checked_gradients
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from deltaband import DeltabandWarning
 from deltaband.data.inputs import Inputs
-from deltaband.fitting.evaluate import checked_gradients
 from deltaband.network.network import Network
 
 from .measure import Neighbours, Report, Result, gflops, limited_to, race

@@ -6,6 +6,7 @@ works here as it does where the Markdown is read as it stands.
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from typing import Any
 
@@ -14,7 +15,7 @@ author = "The deltaband developers"
 copyright = author
 release = metadata.version("deltaband")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
@@ -30,7 +31,10 @@ myst_heading_anchors = 3
 highlight_language = "text"
 default_role = "literal"  # `like this` in a docstring is code
 
+napoleon_numpy_docstring = False  # Google style: Args, Returns, Raises, Example
+napoleon_use_rtype = False
 autodoc_member_order = "bysource"
+autodoc_typehints = "description"  # beside each argument, with its meaning
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
@@ -38,9 +42,10 @@ python_maximum_signature_line_length = 100
 # what annotations name that no page of ours describes
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|matplotlib|np|numpy|nn|pandas|pathlib|sklearn|torch|typing)\..*"),
-    ("py:.*", r"deltaband\.(band|covariance\.(choose|engine|problem))\..*"),
+    ("py:.*", r"deltaband\.(calibration|data|display|engines|fitting|network|storage)\..*"),
 ]
-OTHERS = "Any Axes BaseEstimator Callable Choice DataFrame Engine Module RegressorMixin Score Self Sequence Side Tensor"
+OTHERS = """Any Axes BaseEstimator Callable Choice DataFrame Engine Module RegressorMixin Score Self Sequence Side
+SpectralCovariance Spectrum Tensor"""
 nitpick_ignore = [("py:class", name) for name in OTHERS.split()]
 
 html_theme = "furo"
@@ -53,16 +58,34 @@ html_additional_pages = {"index": "redirect.html"}  # the pages are in docs/
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 
 
-def formulas_as_they_stand(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """What is indented in a docstring is a formula: shown as it is written, not as a quotation."""
-    shown: list[str] = []
+SECTION = re.compile(r"(Args|Attributes|Examples?|Notes?|Raises|Returns|Warns|Yields):$")
+BAR_OR_CODE = re.compile(r"(`[^`]*`)|\|")  # |x| is not a substitution
+
+
+def mark_literal_blocks(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Mark formulas and examples, before napoleon reads the sections.
+
+    What is indented in the text of a docstring is a formula: shown as it is written, not as a quotation. What is
+    indented under `Example:` is Python.
+    """
+    # an empty comment, or napoleon would take the words before a colon for the type of the attribute
+    marked = ["..", ""] if what in ("attribute", "property") else []
+    section, block = "", ""  # the block is "formula", "code" or "doctest" while its lines last
     for line in lines:
-        formula = line.startswith("    ")
-        if formula and not shown[-1] and not (len(shown) > 1 and shown[-2].startswith("    ")):
-            shown += ["::", ""]
-        shown.append(line if formula or "`" in line else line.replace("|", "\\|"))
-    lines[:] = shown
+        if line and not line.startswith("    "):
+            found = SECTION.match(line)
+            section, block = found.group(1) if found else "", ""
+        elif line and not block and not section and not marked[-1]:
+            block = "formula"
+            marked += ["::", ""]
+        elif line and not block and section.startswith("Example"):
+            block = "doctest" if line.lstrip().startswith(">>>") else "code"
+            marked += ["    .. code-block:: python", ""] if block == "code" else []
+        if block == "code":
+            line = f"    {line}"
+        marked.append(line if block else BAR_OR_CODE.sub(lambda found: found.group(1) or "\\|", line))
+    lines[:] = marked
 
 
 def setup(app: Any) -> None:
-    app.connect("autodoc-process-docstring", formulas_as_they_stand)
+    app.connect("autodoc-process-docstring", mark_literal_blocks, priority=400)  # napoleon has 500

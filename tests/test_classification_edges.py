@@ -74,14 +74,14 @@ def test_log_probabilities_are_logits_and_probabilities_are_refused():
 
 
 BAD_LABELS = [
-    (3, lambda y: y - 1, r"whole numbers from 0 to 2, one a row, got -1: the network has 3 outputs"),
+    (3, lambda y: y - 1, r"whole numbers from 0 to 2, one per row, got -1: the network has 3 outputs"),
     (3, lambda y: y + 1, r"got 3: the network has 3 outputs; if your labels start at 1, give y - 1"),
-    (3, lambda y: y + 0.5, r"whole numbers from 0 to 2, one a row, got \d\.5"),
+    (3, lambda y: y + 0.5, r"whole numbers from 0 to 2, one per row, got \d\.5"),
     (3, lambda y: nn.functional.one_hot(y, 3), r"got 3 columns; for one-hot rows give y.argmax\(axis=1\)"),
     (3, lambda y: torch.where(y == 2, torch.nan, y), r"targets hold NaN in row"),
     (3, lambda y: np.array(["cat", "dog", "cow"])[y], r"got words .* np.unique"),
     (3, lambda y: ["cat"] * len(y), r"got words .* np.unique"),
-    (1, lambda y: y, r"whole numbers from 0 to 1, one a row, got 2: one output is the logit of class 1"),
+    (1, lambda y: y, r"whole numbers from 0 to 1, one per row, got 2: one output is the logit of class 1"),
     (1, lambda y: (y > 0) * 2 - 1, r"got -1: one output is the logit of class 1; give \(y \+ 1\) / 2"),
 ]
 

@@ -256,7 +256,7 @@ def test_fit_without_candidates_finds_the_noise_at_any_scale_of_the_targets(nois
 
 def test_targets_that_do_not_vary_need_candidates():
     band, x = MCDropout(dropout_mlp(), passes=20), regression(9)[0]
-    with pytest.raises(ValueError, match=r"do not vary.*give noise_stds="):
+    with pytest.raises(ValueError, match=r"all targets are equal.*give noise_stds="):
         band.fit(x, np.ones(9))
     assert band.fit(x, np.ones(9), noise_stds=[0.7]).noise_std_ == 0.7
 

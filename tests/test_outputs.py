@@ -18,7 +18,8 @@ from deltaband import (
     RobustFrequentDirections,
     metrics,
 )
-from deltaband.calibration.conformal import AllOutputs, Scales
+from deltaband.calibration.conformal import AllOutputs
+from deltaband.calibration.scales import Scales
 from deltaband.network import network as networks
 from deltaband.network.network import Network
 
@@ -245,7 +246,7 @@ def test_all_outputs_at_once_are_covered_at_the_level(side, tuned):
         q = rng.exponential(size=(m, n + new, len(scales.dampings)))
         shared = rng.normal(size=(n + new, 1))
         r = (shared + rng.normal(size=(n + new, m))) * np.sqrt(1 + q[:, :, 0].T) * np.array([1.0, 10.0, 0.1])
-        conformal = AllOutputs(r[:n], [each[:n] for each in q], [scales] * m, seed=trial)
+        conformal = AllOutputs.fit(r[:n], [each[:n] for each in q], [scales] * m, seed=trial)
         lower, upper = conformal.bounds([each[n:] for each in q], (level,), side)
         covered.append(((lower[:, :, 0] <= r[n:]) & (r[n:] <= upper[:, :, 0])).all(axis=1).mean())
     error = 4 * np.std(covered) / np.sqrt(len(covered))
@@ -288,7 +289,7 @@ def PredictionIntervalsColumn(intervals, o):  # noqa: N802
 
 def test_outputs_and_targets_that_do_not_go_together_are_refused(trained):
     X, Y = three_outputs(150)
-    with pytest.raises(ValueError, match="returns 3 outputs a row, and the targets have 1 columns"):
+    with pytest.raises(ValueError, match="returns 3 outputs per row, and the targets have 1 columns"):
         PredictionIntervals(trained, weight_decay=WD).fit(X, Y[:, 0])
     with pytest.raises(ValueError, match=r"outputs=\[3\], but the network has 3: 0 to 2"):
         PredictionIntervals(trained, weight_decay=WD, outputs=3).fit(X, Y)
@@ -410,7 +411,7 @@ def test_a_transform_may_turn_some_outputs_round(trained):
     got = band.predict(X.numpy(), [0.5, 0.9])
     np.testing.assert_allclose(got.lower[:, 1], -plain.upper[:, 1], rtol=1e-12)
     np.testing.assert_allclose(got.upper[:, ::2], plain.upper[:, ::2], rtol=1e-12)
-    with pytest.raises(ValueError, match="some outputs round and not of others"):
+    with pytest.raises(ValueError, match="some outputs and not of others"):
         band.predict(X, side="upper")
 
 
@@ -432,5 +433,5 @@ def test_a_transform_of_other_columns_is_refused_before_the_fit(trained):
     X, Y = three_outputs(150)
     for scaler, outputs in ((StandardScaler().fit(Y), [0, 2]), (StandardScaler(), None)):
         band = PredictionIntervals(trained, weight_decay=WD, outputs=outputs, target_transform=scaler)
-        with pytest.raises(ValueError, match=r"target_transform cannot take \d outputs a row back"):
+        with pytest.raises(ValueError, match=r"target_transform cannot invert rows of \d outputs"):
             band.fit(X, Y)

@@ -1,19 +1,21 @@
 """Prediction intervals for neural networks that are already trained."""
 
-__version__ = "0.1.0.dev0"
-
 from .classification import ClassificationIntervals
 from .engines import (
     Exact,
     FrequentDirections,
     ImportantDirections,
     Nystrom,
+    Plan,
     RandomProjection,
     RobustFrequentDirections,
+    Spectrum,
 )
 from .errors import ArtefactError, DeltabandWarning, DistributedFitError, NotFittedError
+from .fitting.fit import ErrorReport
 from .intervals import PredictionIntervals
 from .results import ClassIntervals, Intervals
+from .version import __version__ as __version__
 
 __all__ = [
     "ArtefactError",
@@ -21,13 +23,16 @@ __all__ = [
     "ClassificationIntervals",
     "DeltabandWarning",
     "DistributedFitError",
+    "ErrorReport",
     "Exact",
     "FrequentDirections",
     "ImportantDirections",
     "Intervals",
     "NotFittedError",
     "Nystrom",
+    "Plan",
     "PredictionIntervals",
     "RandomProjection",
     "RobustFrequentDirections",
+    "Spectrum",
 ]

@@ -1,8 +1,8 @@
-"""Two other ways to intervals, for comparison: dropout left on at prediction, and several trainings.
+"""Two other methods for intervals, for comparison: Monte-Carlo dropout and deep ensembles.
 
-Both give ŷ ± z·√(v + noise_std²), with z the normal quantile of the level, ŷ and v the mean and the variance (of the
-population) of T stochastic passes (`MCDropout`) or of M networks (`DeepEnsemble`). They need what `PredictionIntervals`
-does without: a network trained with dropout, or several trainings. Nothing guarantees their coverage.
+Both give ŷ ± z·√(v + noise_std²), with z the normal quantile of the level, ŷ and v the mean and the population variance
+of T stochastic passes (`MCDropout`) or of M networks (`DeepEnsemble`). Unlike `PredictionIntervals` they need a network
+trained with dropout, or several trainings. Nothing guarantees their coverage.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -20,23 +19,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from .damping import check_non_negative
-from .data.batches import check_pair
-from .data.batches import targets as read_targets
+from .data.batches import check_lengths, read_targets
 from .data.inputs import Inputs
 from .errors import NotFittedError
-from .fitting.evaluate import ADVICE
+from .fitting.fit import ADVICE
 from .network.model_copy import eval_copy, plain_autograd, unwrap
 from .network.network import Network
 from .results import Intervals, like, parse_levels
-from .validation import check_finite
+from .validation import check_finite, check_non_negative, is_whole_number
 
-# Dropout draws from torch's global generators: whoever seeds them must be alone.
-_RANDOM_NUMBERS = threading.RLock()
+# Dropout draws from torch's global generators: only one thread at a time may seed them.
+_GENERATORS_LOCK = threading.RLock()
 
 
 class _Gaussian:
-    """ŷ ± z·√(v + noise_std²), for whoever says what ŷ and v are."""
+    """Intervals ŷ ± z·√(v + noise_std²) from the moments ŷ and v of a subclass."""
 
     def __init__(self, noise_std: float | None) -> None:
         check_non_negative(noise_std, "noise_std")
@@ -45,14 +42,26 @@ class _Gaussian:
 
     @property
     def noise_std_(self) -> float:
-        """The noise of an observation, in the units of the target: as given, or as `fit` found it."""
+        """The standard deviation of the noise, in the units of the target: as given, or as found by `fit`."""
         if self._noise_std is None:
             name = type(self).__name__
             raise NotFittedError(f"the noise is not known: give {name} noise_std=, or call fit(x, y) on held-out rows")
         return self._noise_std
 
     def predict(self, x: Any, level: float | Sequence[float] = 0.95) -> Intervals:
-        """Intervals for new observations at the rows of `x`: NumPy in, NumPy out; tensor in, tensor out."""
+        """Return intervals for new observations at the rows of `x`.
+
+        Args:
+            x: The inputs, arrays or tensors; results are of the same kind.
+            level: One level, or several for one column each.
+
+        Returns:
+            `Intervals`, which unpack as mean, lower, upper.
+
+        Raises:
+            NotFittedError: If the noise is not known.
+            ValueError: If a level is not between 0 and 1, or a number is not finite.
+        """
         levels, noise_std = parse_levels(level), self.noise_std_
         X = Inputs.of(x)
         X.check_finite()
@@ -68,48 +77,79 @@ class _Gaussian:
         return Intervals(mean, lower, upper, levels[0] if np.ndim(level) == 0 else levels)
 
     def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
-        """ŷ and v, both (n,) in float64, and the network's precision."""
+        """Return ŷ and v, both (n,) in float64, and the network's precision."""
         raise NotImplementedError
 
 
 class MCDropout(_Gaussian):
-    """Monte-Carlo dropout (Gal & Ghahramani, 2016): the spread of many passes with the dropout left on.
+    """Monte-Carlo dropout (Gal & Ghahramani, 2016): the variance over many passes with dropout enabled.
 
         ŷ = mean ŷₜ,    v = mean (ŷₜ − ŷ)²,    noise_std² = 1/τ
 
     Only modules such as nn.Dropout are stochastic; everything else, BatchNorm too, is in eval mode. F.dropout in a
     `forward`, and the dropout inside nn.LSTM or nn.MultiheadAttention, stay off.
 
-    The model is never changed: the passes are those of a private copy. A call seeds torch's generator and puts it
-    back, so the same rows get the same intervals each time. Calls from several threads wait for each other; a thread
-    that draws from torch's global generator in the meantime takes part of their numbers, and both results change.
+    The model is never changed: a private copy does the work. A call seeds torch's generator and restores it, so the
+    same rows get the same intervals each time. Calls from several threads wait for each other; a thread that draws
+    from torch's global generator in the meantime takes some of their numbers, and both results change.
+
+    Args:
+        model: A regression network with one output, trained with dropout modules.
+        noise_std: The standard deviation of the noise; without it, call `fit` on held-out rows.
+        passes: The number T of stochastic passes.
+        seed: Seed for the dropout masks.
+
+    Raises:
+        ValueError: If the model has no dropout module with p > 0, or a number is out of range.
     """
 
     def __init__(self, model: nn.Module, *, noise_std: float | None = None, passes: int = 10000, seed: int = 0) -> None:
         super().__init__(noise_std)
         for name, value, least in (("passes", passes, 2), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value < 2**63:
+            if not is_whole_number(value) or not least <= value < 2**63:
                 raise ValueError(f"{name} must be a whole number ≥ {least} and below 2⁶³, got {value!r}")
-        _dropouts(_network(model))  # whatever is wrong with the model is said now
+        _dropouts(_network(model))  # report problems of the model now
         self.model, self.passes, self.seed = model, int(passes), int(seed)
 
     def fit(self, x: Any, y: Any, *, noise_stds: Sequence[float] | None = None) -> Self:
-        """Choose the noise_std of highest `log_likelihood` on held-out rows, in place of the one given.
+        """Choose the noise_std of highest `log_likelihood` on held-out rows; it replaces the one given.
 
-        `noise_stds` are the candidates; by default 24 from 1/100 to 2 standard deviations of `y`. For dropout rates,
-        train a network with each and compare their likelihoods.
+        To choose a dropout rate, train a network with each and compare their likelihoods.
+
+        Args:
+            x: The inputs of held-out rows.
+            y: Their targets, (n,) or (n, 1).
+            noise_stds: The candidates; by default 24 from 1/100 to 2 standard deviations of `y`.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            ValueError: If there are no rows, or all targets are equal and no candidates are given.
         """
         if noise_stds is None:
             scale = float(_held_out(x, y)[1].std(correction=0))
             if scale == 0.0:
-                raise ValueError("the targets do not vary, so nothing tells the scale of the noise: give noise_stds=")
+                raise ValueError("all targets are equal, so the scale of the noise is not known: give noise_stds=")
             noise_stds = np.geomspace(0.01 * scale, 2 * scale, 24).tolist()
         likelihoods = self.log_likelihood(x, y, noise_stds)
         self._noise_std = float(np.atleast_1d(noise_stds)[np.argmax(likelihoods)])
         return self
 
     def log_likelihood(self, x: Any, y: Any, noise_stds: float | Sequence[float]) -> np.ndarray:  # (noise_stds,)
-        """Gal's predictive log-likelihood: the mean over rows of log (1/T Σₜ N(y; ŷₜ, noise_std²)), one a noise_std."""
+        """Return Gal's predictive log-likelihood, the mean over rows of log (1/T Σₜ N(y; ŷₜ, noise_std²)).
+
+        Args:
+            x: The inputs of held-out rows.
+            y: Their targets, (n,) or (n, 1).
+            noise_stds: One standard deviation of the noise, or several.
+
+        Returns:
+            One number per standard deviation.
+
+        Raises:
+            ValueError: If a standard deviation is not positive and finite, or there are no rows.
+        """
         sigma = np.atleast_1d(np.asarray(noise_stds, dtype=np.float64))
         if sigma.ndim != 1 or not sigma.size or not np.all((sigma > 0) & np.isfinite(sigma)):
             raise ValueError(f"noise_stds must be positive finite numbers, got {noise_stds!r}")
@@ -139,12 +179,20 @@ class MCDropout(_Gaussian):
 
 
 class DeepEnsemble(_Gaussian):
-    """Networks trained from different starting weights (Lakshminarayanan et al., 2017): the spread of their outputs.
+    """Deep ensemble (Lakshminarayanan et al., 2017): the variance over networks with different initial weights.
 
         ŷ = mean ŷₘ,    v = mean (ŷₘ − ŷ)²
 
-    The members are ordinary regression networks with one output. None is changed: private eval-mode copies do the
-    work, and `predict` can be called from several threads.
+    The networks are never changed: private copies in eval mode do the work, and `predict` can be called from several
+    threads.
+
+    Args:
+        models: At least two regression networks with one output, each trained on its own.
+        noise_std: The standard deviation of the noise; without it, call `fit` on held-out rows.
+
+    Raises:
+        TypeError: If `models` is one network.
+        ValueError: If there are fewer than two networks, or one is in the list twice.
     """
 
     def __init__(self, models: Sequence[nn.Module], *, noise_std: float | None = None) -> None:
@@ -156,13 +204,23 @@ class DeepEnsemble(_Gaussian):
             raise ValueError(f"an ensemble needs at least 2 networks, got {len(self.models)}")
         if len({id(model) for model in self.models}) < len(self.models):
             raise ValueError("the same network is in models more than once: each member must be trained on its own")
-        self._outputs(Inputs.of(torch.empty(0)))  # whatever is wrong with a model is said now
+        self._outputs(Inputs.of(torch.empty(0)))  # report problems of a model now
 
     def fit(self, x: Any, y: Any) -> Self:
-        """noise_std² is the mean squared error of a single member on held-out rows, averaged over the members.
+        """Set noise_std² to the mean squared error of single networks on held-out rows; it replaces the one given.
 
-        It replaces the noise_std given. Where the members were trained on all the data no rows are left for this: give
-        the validation error of a network that was trained on a part of them as `noise_std`, as the paper's code does.
+        Where the networks were trained on all data, no rows are left for this: give as `noise_std` the validation error
+        of a network that was trained on a part of them, as the paper's code does.
+
+        Args:
+            x: The inputs of held-out rows.
+            y: Their targets, (n,) or (n, 1).
+
+        Returns:
+            The object itself.
+
+        Raises:
+            ValueError: If there are no rows, or an output is not finite.
         """
         X, targets = _held_out(x, y)
         self._noise_std = float(np.sqrt(np.mean((self._outputs(X)[0] - targets.numpy()) ** 2)))
@@ -190,7 +248,7 @@ class DeepEnsemble(_Gaussian):
 
 
 def _network(model: nn.Module) -> Network:
-    """The model as a function. No gradients are taken here, so a frozen one will do: a copy of it is thawed."""
+    """The model as a function. No gradients are taken here, so a frozen one will do: a twin of it is thawed."""
     model = unwrap(model)
     if not any(w.requires_grad for w in model.parameters()):
         model = eval_copy(model)
@@ -210,7 +268,7 @@ def _dropouts(network: Network) -> list[_DropoutNd]:
 
 
 def _passes(network: Network, X: Inputs, passes: int) -> Iterator[tuple[slice, Tensor]]:
-    """Some rows and their outputs in some of the passes, (t, b) float64, in turn: one forward of the rows t times."""
+    """Yield rows with their outputs in some of the passes, (t, b) float64: the rows go t times into one forward."""
     dropouts = _dropouts(network)
     if len(X) == 0:
         return
@@ -245,9 +303,9 @@ def _check_single(network: Network, X: Inputs) -> None:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """No gradients, and random numbers from `seed`; the global generators are as before afterwards."""
+    """Disable gradients and draw random numbers from `seed`; restore the global generators afterwards."""
     cuda = [device] if device.type == "cuda" else []
-    with _RANDOM_NUMBERS, plain_autograd(device), torch.no_grad(), torch.random.fork_rng(cuda):
+    with _GENERATORS_LOCK, plain_autograd(device), torch.no_grad(), torch.random.fork_rng(cuda):
         # not torch.manual_seed, which reaches the generators of all devices
         torch.default_generator.manual_seed(seed)
         for where in cuda:
@@ -257,7 +315,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 def _held_out(x: Any, y: Any) -> tuple[Inputs, Tensor]:  # (n,) targets
     X, targets = Inputs.of(x), read_targets(y)
-    check_pair(X, targets)
+    check_lengths(X, targets)
     if targets.shape[1] != 1:
         raise ValueError(f"targets must have shape (n,) or (n, 1), got {tuple(targets.shape)}")
     if len(X) == 0:

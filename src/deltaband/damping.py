@@ -1,22 +1,38 @@
-"""λ, the damping of the delta method, from what the optimiser was told."""
+"""The damping λ of the delta method, given directly or derived from the weight decay of the training."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
+
+from .validation import check_non_negative, check_positive_int
 
 # The factor of n·weight_decay, for coupled weight decay. The optimiser adds wd·w to the gradient of the loss, so the
 # objective is loss + wd/2·‖w‖²; λ is what stands before ‖w‖² once the loss is scaled to the sum of squares.
-FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2, "cross_entropy": 1.0}
-HUGE = 1e100  # the square of which is still a number
-BY_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
+WEIGHT_DECAY_FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2, "cross_entropy": 1.0}
+LOSSES_PER_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
+LARGEST_VALUE = 1e100  # its square is still finite
+TYPICAL_RELATIVE_DAMPING = 1e-4  # λ over the largest eigenvalue of JᵀJ, where nothing is known
 
 
 @dataclass(frozen=True)
 class Damping:
-    """λ as a number, or as a rule that turns the number of rows into one; or neither."""
+    """The damping λ: a number, a rule that derives it from the number of rows, or unknown.
+
+    Args:
+        damping: λ itself.
+        weight_decay: The weight decay of the training, from which λ follows.
+        loss: The loss of the training: "mean", "half_mean" or "sum" of squared errors, or "cross_entropy".
+        batch_size: The batch size of the training, for `loss="sum"` only.
+
+    Raises:
+        TypeError: If `damping` or `weight_decay` is not a number.
+        ValueError: If both are given, one is negative or out of range, or `loss` and `batch_size` do not fit.
+
+    Example:
+        >>> Damping(weight_decay=0.01).at(1000)
+        5.0
+    """
 
     damping: float | None = None
     weight_decay: float | None = None
@@ -26,7 +42,7 @@ class Damping:
     def __post_init__(self) -> None:
         if self.weight_decay is not None and self.damping is not None:
             raise ValueError("give weight_decay or damping, not both: damping = λ is what weight_decay is turned into")
-        if not isinstance(self.loss, str) or self.loss not in FACTORS:
+        if not isinstance(self.loss, str) or self.loss not in WEIGHT_DECAY_FACTORS:
             raise ValueError(
                 f"loss must be 'mean', 'half_mean' or 'sum' (of squared errors), got {self.loss!r}; other losses are "
                 "not covered by the formula"
@@ -35,34 +51,47 @@ class Damping:
             raise ValueError("loss='sum' needs batch_size=, that of the training: λ = n·weight_decay/(2·batch_size)")
         if self.loss != "sum" and self.batch_size is not None:
             raise ValueError("batch_size goes with loss='sum', where λ = n·weight_decay/(2·batch_size), and only there")
-        size = self.batch_size
-        if size is not None and (isinstance(size, bool) or not (isinstance(size, Integral) and size >= 1)):
-            raise ValueError(f"batch_size must be a positive whole number, got {size!r}")
+        if self.batch_size is not None:
+            check_positive_int(self.batch_size, "batch_size")
         for name in ("weight_decay", "damping"):
             value = getattr(self, name)
             check_non_negative(value, name)
-            if value and not 1 / HUGE <= float(value) <= HUGE:  # no number of float32
-                raise ValueError(f"{name} must be 0 or between {1 / HUGE:g} and {HUGE:g}, got {value!r}")
+            if value and not 1 / LARGEST_VALUE <= float(value) <= LARGEST_VALUE:
+                raise ValueError(
+                    f"{name} must be 0 or between {1 / LARGEST_VALUE:g} and {LARGEST_VALUE:g}, got {value!r}"
+                )
 
     @property
-    def given(self) -> bool:
-        """Whether λ will be known."""
+    def is_known(self) -> bool:
+        """Whether λ is given or follows from the number of rows."""
         return self.damping is not None or self.weight_decay is not None
 
+    def loss_options(self) -> dict[str, Any]:
+        """Return the arguments that say what was minimised; a classifier has none."""
+        return {} if self.loss == "cross_entropy" else {"loss": self.loss, "batch_size": self.batch_size}
+
     def at(self, n_rows: int | None, n_outputs: int = 1) -> float | None:
-        """λ for n rows of m outputs; None where it is not known."""
+        """Return λ for a number of training rows.
+
+        Args:
+            n_rows: The number of training rows; None if unknown.
+            n_outputs: The number of outputs of the network.
+
+        Returns:
+            λ, or None if it is unknown.
+        """
         if self.damping is not None:
             return float(self.damping)
         if self.weight_decay is None or n_rows is None:
             return None
-        terms = n_rows if self.loss in BY_ROW else n_rows * n_outputs
-        return terms * float(self.weight_decay) * FACTORS[self.loss] / (self.batch_size or 1)
+        terms = n_rows if self.loss in LOSSES_PER_ROW else n_rows * n_outputs
+        return terms * float(self.weight_decay) * WEIGHT_DECAY_FACTORS[self.loss] / (self.batch_size or 1)
 
     def __str__(self) -> str:
         return self.rule()
 
     def rule(self, n_outputs: int = 1) -> str:
-        """How λ came about."""
+        """Return the rule that λ follows, as a short text for a summary."""
         if self.damping is not None:
             return "given"
         if self.weight_decay is None:
@@ -70,12 +99,3 @@ class Damping:
         n = "n" if n_outputs == 1 else "n·m"
         rules = {"mean": f"{n}·wd/2", "half_mean": f"{n}·wd", "sum": f"n·wd/(2·{self.batch_size})"}
         return f"{rules.get(self.loss, 'n·wd')}, weight decay {self.weight_decay:g}"
-
-
-def check_non_negative(value: Any, name: str) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and float(value) >= 0):
-        raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")

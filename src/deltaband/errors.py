@@ -14,6 +14,16 @@ class DeltabandWarning(UserWarning):
     """Something makes the intervals less trustworthy than they look."""
 
 
+class UnreliableFormulaWarning(DeltabandWarning):
+    """The formula is unreliable for this network; a calibration makes up for it."""
+
+
+class FormulaMessage(str):
+    """The text of an `UnreliableFormulaWarning`, among the texts of other warnings."""
+
+    category = UnreliableFormulaWarning
+
+
 class NotFittedError(ValueError, AttributeError):
     """A result was requested that only a fitted band can give."""
 
@@ -46,11 +56,11 @@ class LayerMismatchError(Exception):
     """A layer was called in another way than on the rows it was probed with."""
 
 
-def warn(message: str) -> None:
-    """Issue a `DeltabandWarning` that points at the line of the user's code which called the library.
+def warn(*messages: str) -> None:
+    """Issue warnings that point at the line of the user's code which called the library.
 
     Args:
-        message: The text of the warning.
+        messages: The text of each `DeltabandWarning`.
     """
     # the outermost frame of the package, not the innermost: loaders and hooks of the user may lie in between
     frame, level, users_level = sys._getframe(1), 2, 2
@@ -59,4 +69,5 @@ def warn(message: str) -> None:
         if inside and not frame.f_code.co_filename.startswith(PACKAGE):
             users_level = level + 1
         level += 1
-    warnings.warn(message, DeltabandWarning, stacklevel=users_level)
+    for message in messages:
+        warnings.warn(message, getattr(message, "category", DeltabandWarning), stacklevel=users_level)

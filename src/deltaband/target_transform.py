@@ -1,4 +1,4 @@
-"""The units that targets were in before they were scaled for training."""
+"""The transform that targets went through before training, and the way back to their original units."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import numpy as np
 
 from .results import to_numpy
 
-GRID = 9  # points of an interval at which the inverse of a target transform is looked at
-ROUNDING = 1e-6  # of the values there
+GRID_POINTS = 9  # of an interval, at which the inverse of a transform is evaluated
+RELATIVE_ROUNDING = 1e-6  # of the values there
 
 
-@dataclass(frozen=True)
-class Units:
-    """What turns the network's numbers back: y·std + mean, or a scaler's `inverse_transform`; nothing by default."""
+@dataclass(frozen=True, eq=False)
+class TargetTransform:
+    """The map from outputs to original units: y·std + mean, a scaler's `inverse_transform`, or the identity."""
 
     mean: np.ndarray | None = None  # () or (m,)
     std: np.ndarray | None = None
     scaler: Any = None
 
     @classmethod
-    def of(cls, transform: Any) -> Units:
+    def of(cls, transform: Any) -> TargetTransform:
+        """Return the transform for the argument `target_transform`: None, a pair (mean, std) or a scaler."""
         if transform is None:
             return cls()
         if hasattr(transform, "inverse_transform"):
@@ -35,15 +36,13 @@ class Units:
                 "target_transform must be a pair (mean, std) or a scaler with inverse_transform, such as "
                 f"sklearn.preprocessing.StandardScaler; got {transform!r}"
             ) from None
-        if (
-            mean.ndim > 1
-            or std.ndim > 1
-            or not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all())
-        ):
+        finite = np.isfinite(mean).all() and np.isfinite(std).all()
+        if max(mean.ndim, std.ndim) > 1 or not finite or (std <= 0).any():
             raise ValueError(f"target_transform=(mean, std) needs finite numbers and std > 0, got ({mean}, {std})")
         return cls(mean, std)
 
-    def original(self, values: np.ndarray) -> np.ndarray:  # (n, m) or (n, m, levels)
+    def to_original(self, values: np.ndarray) -> np.ndarray:  # (n, m) or (n, m, levels)
+        """Return values of the network in the original units."""
         if self.mean is not None and self.std is not None:
             mean, std = (self._columns(part, values) for part in (self.mean, self.std))
             return values * std + mean
@@ -51,30 +50,43 @@ class Units:
             return values
         return np.moveaxis(self._inverse(np.moveaxis(values, 1, -1)), -1, 1)
 
-    def bounds(self, mean: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of intervals around the mean (n, m), each (n, m) or (n, m, levels), in the original units."""
+    def to_original_bounds(
+        self, mean: np.ndarray, lower: np.ndarray, upper: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ends of intervals around the mean (n, m), each (n, m) or (n, m, levels), in the original units."""
         if self.scaler is None or lower.size == 0:
-            return self.original(lower), self.original(upper)
+            return self.to_original(lower), self.to_original(upper)
         middle = mean if lower.ndim == mean.ndim else mean[:, :, None]
         finite = [np.where(np.isinf(end), middle, end) for end in (lower, upper)]  # one-sided bounds have one end
-        first, last = (np.moveaxis(each(*finite), 1, -1) for each in (np.minimum, np.maximum))  # beyond the mean, maybe
-        _, falls = along(self._inverse, first, last)
-        turned = falls.reshape(-1, *[1] * (lower.ndim - 2))
+        # the other end may lie beyond the mean
+        first, last = (np.moveaxis(each(*finite), 1, -1) for each in (np.minimum, np.maximum))
+        _, decreasing = evaluate_monotone(self._inverse, first, last)
+        swap = decreasing.reshape(-1, *[1] * (lower.ndim - 2))
         low, high = (
-            np.where(np.isinf(end), np.where(turned, -end, end), self.original(there))
+            np.where(np.isinf(end), np.where(swap, -end, end), self.to_original(there))
             for end, there in zip((lower, upper), finite, strict=True)
         )
-        return ordered(np.where(turned, high, low), np.where(turned, low, high))
+        return sort_bounds(np.where(swap, high, low), np.where(swap, low, high))
 
-    def scaled(self, values: np.ndarray) -> np.ndarray | None:  # (n, m)
-        """What the network was trained on; None for a scaler, which may not take all numbers."""
+    def to_scaled(self, values: np.ndarray) -> np.ndarray | None:  # (n, m)
+        """Return targets in the units of training; None for a scaler, which may not accept all numbers."""
         if self.mean is not None and self.std is not None:
             return (values - self._columns(self.mean, values)) / self._columns(self.std, values)
         return None
 
-    def length(self, values: np.ndarray) -> np.ndarray:  # (m,)
-        """Of a difference of two values."""
+    def to_original_difference(self, values: np.ndarray) -> np.ndarray:  # (m,)
+        """Return differences of two values, such as standard deviations, in the original units."""
         return values if self.std is None else values * self.std
+
+    def is_decreasing(self, values: np.ndarray) -> bool:  # (n, m)
+        """Return whether larger outputs are smaller numbers in the original units, in the range of these values."""
+        if self.scaler is None or len(values) == 0:
+            return False
+        first, last = values.min(axis=0), values.max(axis=0)
+        original, decreasing = evaluate_monotone(self._inverse, first, np.maximum(last, first + 1))
+        if decreasing.any() and (original[-1] > original[0])[~decreasing].any():
+            raise ValueError("target_transform reverses the order of some outputs and not of others: not supported")
+        return bool(decreasing.any())
 
     def _inverse(self, values: np.ndarray) -> np.ndarray:  # (…, m)
         rows = values.reshape(-1, values.shape[-1])
@@ -84,22 +96,13 @@ class Units:
             return back.reshape(values.shape)
         except ValueError as error:
             raise ValueError(
-                f"target_transform cannot take {rows.shape[1]} outputs a row back: {error}; give one that is fitted, "
-                "to the outputs asked about alone"
+                f"target_transform cannot invert rows of {rows.shape[1]} outputs: {error}; give one that is fitted to "
+                "just the requested outputs"
             ) from error
-
-    def falling(self, values: np.ndarray) -> bool:  # (n, m)
-        """Whether a larger number of the network's is a smaller one in the original units, where these values are."""
-        if self.scaler is None or len(values) == 0:
-            return False
-        first, last = values.min(axis=0), values.max(axis=0)
-        back, falls = along(self._inverse, first, np.maximum(last, first + 1))
-        if falls.any() and (back[-1] > back[0])[~falls].any():
-            raise ValueError("target_transform turns the order of some outputs round and not of others: not supported")
-        return bool(falls.any())
 
     @staticmethod
     def _columns(part: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return a mean or std in a shape that broadcasts to the values."""
         if part.ndim == 0:
             return part
         if len(part) != values.shape[1]:
@@ -107,29 +110,29 @@ class Units:
         return part.reshape(1, -1, *[1] * (values.ndim - 2))
 
 
-def along(
+def evaluate_monotone(
     inverse: Callable[[np.ndarray], np.ndarray], lower: np.ndarray, upper: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`inverse` at points from lower to upper, both (…, m), as (GRID, …, m), and which of the m outputs it turns round.
+    """Return `inverse` at points from lower to upper, (…, m), as (GRID_POINTS, …, m), and where it decreases, (m,).
 
-    Where it is not monotone, the ends of an interval are no bounds: an error.
+    Where it is not monotone, the ends of an interval are not bounds: an error.
     """
-    values = inverse(np.linspace(lower, upper, GRID))
+    values = inverse(np.linspace(lower, upper, GRID_POINTS))
     with np.errstate(invalid="ignore"):  # ∞ − ∞
         steps = np.diff(values, axis=0)
-    rounding = ROUNDING * np.abs(values, where=np.isfinite(values), out=np.zeros_like(values))[1:]
-    every = tuple(range(steps.ndim - 1))
-    rises, falls = (steps > rounding).any(axis=every), (steps < -rounding).any(axis=every)  # (m,)
+    rounding = RELATIVE_ROUNDING * np.abs(values, where=np.isfinite(values), out=np.zeros_like(values))[1:]
+    axes = tuple(range(steps.ndim - 1))
+    rises, falls = (steps > rounding).any(axis=axes), (steps < -rounding).any(axis=axes)  # (m,)
     if (rises & falls).any():
         raise ValueError(
-            "the inverse of the target transform is not monotone over the intervals (as that of a square root is not: "
-            "it takes −1 to 1), so their ends are no bounds in the units of y; give an inverse that is, such as "
+            "the inverse of the target transform is not monotone over the intervals (the inverse of a square root, for "
+            "instance, maps −1 to 1), so their ends are not bounds in the units of y; give a monotone inverse, such as "
             "lambda z: np.square(np.maximum(z, 0))"
         )
-    return values, np.sign(np.nan_to_num(steps)).sum(axis=every) < 0  # a rounding may turn some round, but not most
+    return values, np.sign(np.nan_to_num(steps)).sum(axis=axes) < 0  # rounding may reverse some steps, but not most
 
 
-def ordered(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds in their order, which rounding may have turned round; where the inverse has no value there is no bound."""
+def sort_bounds(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds in their order, which rounding may have reversed; infinite where the inverse has no value."""
     low, high = np.where(low > high, high, low), np.where(low > high, low, high)
     return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)

@@ -1,21 +1,108 @@
-"""Numbers as users bring them, checked."""
+"""Checks of arguments: one helper per kind, each raising an error that says what was expected and what came."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-FINITE_NUMBERS = 2**20  # looked at at once: what is asked of all of them takes as much memory again
+NUMBERS_CHECKED_AT_ONCE = 2**20  # the mask of a check takes memory too
+
+
+def is_whole_number(value: Any) -> bool:
+    """Return whether a value is an integer of Python or NumPy; True and False are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def check_positive_int(value: Any, name: str) -> int:
+    """Return a whole number of at least 1 as an int."""
+    if not is_whole_number(value) or value < 1:
+        raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+    return int(value)
+
+
+def check_int_at_least(value: Any, name: str, least: int) -> int:
+    """Return a whole number of at least `least` as an int."""
+    if not is_whole_number(value) or value < least:
+        raise ValueError(f"{name} must be a whole number ≥ {least}, got {value!r}")
+    return int(value)
+
+
+def check_seed(value: Any) -> int:
+    """Return a seed, a whole number of at least 0, as an int."""
+    return check_int_at_least(value, "seed", 0)
+
+
+def check_index(value: Any, name: str, size: int) -> int:
+    """Return an index into `size` things as an int; negative ones are not supported."""
+    if not is_whole_number(value) or not 0 <= value < size:
+        raise ValueError(f"{name} must be a whole number from 0 to {size - 1}, got {value!r}")
+    return int(value)
+
+
+def check_ints(values: Any, expected: str) -> tuple[int, ...]:
+    """Return one whole number or several as a tuple; `expected` begins the error message."""
+    try:
+        numbers = (values,) if isinstance(values, int | np.integer) else tuple(values)
+    except TypeError:
+        numbers = ()
+    if not numbers or not all(map(is_whole_number, numbers)):
+        raise ValueError(f"{expected}, got {values!r}")
+    return tuple(map(int, numbers))
+
+
+def check_non_negative(value: Any, name: str) -> None:
+    """Raise unless a value is None or a finite number of at least 0."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(value) and float(value) >= 0):
+        raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
+
+
+def check_seconds(value: Any, name: str) -> float:
+    """Return a finite number of seconds of at least 0 as a float."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < np.inf:
+        raise ValueError(f"{name} must be a number of seconds ≥ 0, got {value!r}")
+    return float(value)
+
+
+def check_memory(value: Any) -> None:
+    """Raise unless `memory` is None or a finite positive number of bytes."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < np.inf):
+        raise ValueError(f"memory must be a positive number of bytes, got {value!r}")
+
+
+def check_bool(value: Any, name: str) -> None:
+    """Raise unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_choice(value: Any, name: str, choices: Sequence[str]) -> None:
+    """Raise unless a value is one of several words."""
+    if not isinstance(value, str) or value not in choices:
+        *most, last = map(repr, choices)
+        raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
+
+
+def check_callable(value: Any, name: str) -> None:
+    """Raise unless a value is None or can be called."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function, got {value!r}")
 
 
 def check_finite(values: Tensor, what: str, first_row: int = 0, advice: str = "remove or impute such rows") -> None:
-    """Raise if a row holds NaN or inf, and name the first."""
+    """Raise if a row holds NaN or inf, and name the first such row."""
     if not values.is_floating_point():
         return
-    step = max(1, FINITE_NUMBERS // max(1, values[:1].numel()))
+    step = max(1, NUMBERS_CHECKED_AT_ONCE // max(1, values[:1].numel()))
     for start in range(0, len(values), step):
         part = values[start : start + step]
         if bool(torch.isfinite(part).all()):
@@ -26,7 +113,8 @@ def check_finite(values: Tensor, what: str, first_row: int = 0, advice: str = "r
         raise ValueError(f"{what} hold {kind} in row {first_row + start + row}; {advice}")
 
 
-def from_numpy(array: np.ndarray, what: str) -> Tensor:
+def tensor_from_numpy(array: np.ndarray, what: str) -> Tensor:
+    """Return an array of real numbers as a tensor, sharing its memory where torch can."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{what} must not be masked: remove the masked rows first")
     if array.dtype.kind not in "fiub":
@@ -38,18 +126,8 @@ def from_numpy(array: np.ndarray, what: str) -> Tensor:
     return torch.from_numpy(np.asarray(array))
 
 
-def whole_numbers(values: Any, refusal: str) -> tuple[int, ...]:
-    """One whole number or several; a ValueError with the refusal where it is anything else."""
-    try:
-        numbers = (values,) if isinstance(values, int | np.integer) else tuple(values)
-    except TypeError:
-        numbers = ()
-    if not numbers or any(isinstance(each, bool) or not isinstance(each, int | np.integer) for each in numbers):
-        raise ValueError(f"{refusal}, got {values!r}")
-    return tuple(map(int, numbers))
-
-
-def described(value: object) -> str:
+def describe(value: object) -> str:
+    """Return the type of a value, with its length or shape, for an error message."""
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
     shape = getattr(value, "shape", None)

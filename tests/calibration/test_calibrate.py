@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from deltaband import DeltabandWarning, Exact, FrequentDirections, PredictionIntervals, RobustFrequentDirections
-from deltaband.calibration.conformal import drift, rows_needed
+from deltaband.calibration.calibrate import drift_p_value
+from deltaband.calibration.conformal import rows_needed
 from deltaband.data.inputs import Inputs
-from deltaband.data.row_record import RowTrace
+from deltaband.data.row_record import RowRecord
 from deltaband.metrics import coverage
 from deltaband.sklearn.estimators import BandRegressor
 from tests.support.networks import mlp, regression
@@ -117,7 +118,7 @@ def test_new_measurements_at_the_same_inputs_are_not_training_rows():
     X, y = regression(100)
     band = PredictionIntervals(mlp()).fit(X, y)
     band.calibrate(X, y + 0.01 * torch.randn(100, dtype=y.dtype))
-    assert band._calibration.seen == 0
+    assert band._calibration.seen_share == 0
     assert band._calibration.warnings() == []
 
 
@@ -127,15 +128,15 @@ def test_rows_that_are_repeated_by_chance_are_no_training_rows():
     model = mlp(2)
     band = PredictionIntervals(model).fit(x[:300], y[:300])
     band.calibrate(x[300:], y[300:])
-    assert band._calibration.seen > 0.9
+    assert band._calibration.seen_share > 0.9
     assert band._calibration.warnings() == []
 
 
 def test_the_share_of_repeated_rows_is_counted():
-    trace = RowTrace(512)
-    trace.update(Inputs.of(torch.tensor([[1.0], [2.0], [1.0]])), torch.zeros(3, 1))
-    trace.update(Inputs.of(torch.tensor([[2.0], [3.0]])), torch.tensor([[5.0], [0.0]]))
-    seen = trace.seen()
+    record = RowRecord(512)
+    record.update(Inputs.of(torch.tensor([[1.0], [2.0], [1.0]])), torch.zeros(3, 1))
+    record.update(Inputs.of(torch.tensor([[2.0], [3.0]])), torch.tensor([[5.0], [0.0]]))
+    seen = record.seen()
     assert seen.repeated == pytest.approx(2 / 5)
     assert len(seen.hashes) == 5
 
@@ -148,18 +149,18 @@ def test_categories_are_no_drift(seed):
     y = torch.from_numpy(0.3 * kind + 0.3 * rng.standard_normal(260))
     band = PredictionIntervals(trained(X[:60], y[:60], hidden=10, steps=100), engine=Exact()).fit(X[:60], y[:60])
     band.calibrate(X[60:], y[60:])
-    assert band._calibration.drift > 1e-3
+    assert band._calibration.drift_p_value > 1e-3
     assert band._calibration.warnings() == []
 
 
 def test_the_drift_test_keeps_its_level_and_finds_what_is_larger_or_smaller():
     rng = np.random.default_rng(0)
-    p_values = np.array([drift(rng.beta(1, 20, 200), rng.beta(1, 20, 150)) for _ in range(400)])
+    p_values = np.array([drift_p_value(rng.beta(1, 20, 200), rng.beta(1, 20, 150)) for _ in range(400)])
     assert (p_values < 0.05).mean() <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
     training = rng.beta(1, 20, 200)
-    assert drift(training, 3 * rng.beta(1, 20, 150)) < 1e-3
-    assert drift(training, rng.beta(1, 20, 150) / 3) < 1e-3
-    assert np.isnan(drift(np.zeros(0), training))
+    assert drift_p_value(training, 3 * rng.beta(1, 20, 150)) < 1e-3
+    assert drift_p_value(training, rng.beta(1, 20, 150) / 3) < 1e-3
+    assert np.isnan(drift_p_value(np.zeros(0), training))
 
 
 # --- calls

@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tests.reference as reference
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, RobustFrequentDirections
-from deltaband.calibration.conformal import ConformalScale, Scales, rows_needed
+from deltaband.calibration.conformal import ConformalScale, rows_needed
+from deltaband.calibration.scales import Scales
 from deltaband.data.inputs import Inputs
-from deltaband.data.row_record import RowTrace, row_hashes
+from deltaband.data.row_record import RowRecord, row_hashes
 from deltaband.sklearn.estimators import BandRegressor
 from tests.support.networks import mlp, regression
 
@@ -55,7 +56,7 @@ def test_bounds_are_those_of_full_conformal_prediction_residual_by_residual(nois
     scales = Scales.grid(EIGENVALUES, 100)
     q, new = variances(40, rng, scales), variances(4, rng, scales) * np.array([[1], [10], [0.1], [100]])
     r = noise(40, rng, scales, q)
-    lower, upper = ConformalScale(r, q, scales).bounds(new, (level,), side)
+    lower, upper = ConformalScale.fit(r, q, scales).bounds(new, (level,), side)
     for i in range(len(new)):
         reach = 3 * max(np.abs(r).max(), *np.abs([b for b in (lower[i, 0], upper[i, 0]) if np.isfinite(b)]))
         tried = np.linspace(-reach, reach, 301)
@@ -85,7 +86,7 @@ def test_without_a_choice_it_is_plain_split_conformal():
     rng = np.random.default_rng(1)
     scales = Scales.single(0.1)
     q, new, r = variances(99, rng, scales), variances(5, rng, scales), rng.standard_normal(99)
-    lower, upper = ConformalScale(r, q, scales).bounds(new, (0.9, 0.95))
+    lower, upper = ConformalScale.fit(r, q, scales).bounds(new, (0.9, 0.95))
     scores = np.sort(np.abs(r) / np.sqrt(1 + q[:, 0]))
     for j, rank in enumerate((90, 95)):
         np.testing.assert_allclose(upper[:, j], scores[rank - 1] * np.sqrt(1 + new[:, 0]))
@@ -98,7 +99,7 @@ def test_the_rows_a_level_needs_are_enough_and_one_less_is_not(level, needed):
     rng = np.random.default_rng(0)
     scales = Scales.single(1.0)
     for n in (needed, needed - 1):
-        conformal = ConformalScale(rng.standard_normal(n), variances(n, rng, scales), scales) if n else None
+        conformal = ConformalScale.fit(rng.standard_normal(n), variances(n, rng, scales), scales) if n else None
         if n == needed:
             assert np.isfinite(conformal.bounds(variances(3, rng, scales), (level,))[1]).all()
         elif n:
@@ -109,7 +110,7 @@ def test_the_rows_a_level_needs_are_enough_and_one_less_is_not(level, needed):
 def test_ranks_do_not_suffer_from_floating_point():
     scales = Scales.single(1.0)
     for n in range(19, 400):
-        conformal = ConformalScale(np.arange(1.0, n + 1), np.zeros((n, 1)), scales)
+        conformal = ConformalScale.fit(np.arange(1.0, n + 1), np.zeros((n, 1)), scales)
         assert conformal.quantile(0.95) == -(-(n + 1) * 95 // 100)
 
 
@@ -119,7 +120,7 @@ def test_bounds_widen_with_the_level_and_hold_the_prediction(n, seed, noise):
     rng = np.random.default_rng(seed)
     scales = Scales.grid(EIGENVALUES, 100)
     q = variances(n, rng, scales)
-    conformal = ConformalScale(noise(n, rng, scales, q), q, scales)
+    conformal = ConformalScale.fit(noise(n, rng, scales, q), q, scales)
     _, upper = conformal.bounds(variances(10, rng, scales) * 5, (0.5, 0.8, 0.99))
     assert (upper >= 0).all()
     assert (np.diff(upper, axis=1) >= 0).all()
@@ -128,7 +129,7 @@ def test_bounds_widen_with_the_level_and_hold_the_prediction(n, seed, noise):
 
 def test_zero_residuals_and_zero_variances_are_no_trouble():
     scales = Scales.grid(EIGENVALUES, 100)
-    conformal = ConformalScale(np.zeros(30), np.zeros((30, len(scales.dampings))), scales)
+    conformal = ConformalScale.fit(np.zeros(30), np.zeros((30, len(scales.dampings))), scales)
     assert (conformal.bounds(np.zeros((3, len(scales.dampings))), (0.9,))[1] == 0).all()
 
 
@@ -145,7 +146,7 @@ def test_the_guarantee_holds_on_average_over_calibration_sets(noise, tune, n):
     for i in range(draws):
         q = variances(n + new, rng, scales)
         r = noise(n + new, rng, scales, q)
-        lower, upper = ConformalScale(r[:n], q[:n], scales).bounds(q[n:], levels)
+        lower, upper = ConformalScale.fit(r[:n], q[:n], scales).bounds(q[n:], levels)
         covered[i] = ((lower <= r[n:, None]) & (r[n:, None] <= upper)).mean(axis=0)
     error = covered.std(axis=0) / np.sqrt(draws)
     excess = covered.mean(axis=0) - levels
@@ -260,7 +261,7 @@ def test_a_failing_calibration_leaves_the_earlier_state(band):
     formula = band.predict(new).width
     bad = X.clone()
     bad[3, 0] = torch.nan
-    for source, message in (((bad, y), "row 3"), ((X[:0], y[:0]), "empty"), ((X, y[:5]), "as many rows")):
+    for source, message in (((bad, y), "row 3"), ((X[:0], y[:0]), "empty"), ((X, y[:5]), "same number of rows")):
         with pytest.raises(ValueError, match=message):
             band.calibrate(*source)
         assert torch.equal(band.predict(new).width, formula)
@@ -384,10 +385,10 @@ def test_equal_rows_have_equal_hashes_however_they_are_batched(dtype):
 
 
 def test_a_sample_of_the_training_rows_is_uniform_and_bounded():
-    trace = RowTrace(512)
+    record = RowRecord(512)
     for i in range(0, 20_000, 100):
-        trace.update(Inputs.of(torch.arange(i, i + 100, dtype=torch.float64)[:, None]), torch.zeros(100, 1))
-    sample = trace.sample().pieces[0].tensors[0]
+        record.update(Inputs.of(torch.arange(i, i + 100, dtype=torch.float64)[:, None]), torch.zeros(100, 1))
+    sample = record.sample().pieces[0].tensors[0]
     assert len(sample) == 512
     assert abs(sample.mean() - 10_000) < 4 * 20_000 / math.sqrt(12 * 512)
-    assert len(trace.seen().hashes) == 20_000
+    assert len(record.seen().hashes) == 20_000

@@ -246,6 +246,42 @@ def test_predict_does_not_hold_a_large_file_in_memory(folder):
     assert large - small < 100  # of 200
 
 
+COUNTED = """
+import sys
+from pathlib import Path
+from deltaband.cli import main
+
+opened = []
+watched = {Path(name).resolve() for name in ("train.csv", "test.csv")}
+
+def record(event, arguments):
+    if event == "open" and isinstance(arguments[0], (str, bytes)) and Path(str(arguments[0])).resolve() in watched:
+        opened.append(Path(arguments[0]).name)
+
+sys.addaudithook(record)
+code = main()
+print(*opened, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--calibration", 0.3], ["train.csv"] * 2),  # the header, then all rows
+        (["--calibration", "test.csv"], ["test.csv", "train.csv", "train.csv", "test.csv"]),
+        # An engine that needs several passes gets them from the stored rows: the file is not read again.
+        (["--damping", 1, "--engine", "nystrom:landmarks=20,choose=leverage"], ["train.csv"] * 2),
+    ],
+    ids=["fraction", "file", "several passes"],
+)
+def test_fit_opens_each_table_twice(folder, options, expected):
+    counted = [sys.executable, "-P", "-W", "ignore", "-c", COUNTED]
+    code, _, err = run(*FIT, *options, "--out", "counted.band", "--force", folder=folder, python=counted)
+    assert code == 0, err
+    assert err.splitlines()[-1].split() == expected
+
+
 # --- what the commands can, in this process
 
 
@@ -357,7 +393,7 @@ def test_a_band_saved_by_python_needs_names_and_takes_the_factorys_weights(here,
     same = ["evaluate", "y.band", *USE, "--data", "test.csv"]
     assert close(found["results"][0], told(capsys, *same)["results"][0])
     assert main([*same, *named]) == 2
-    assert "they cannot be others" in capsys.readouterr().err
+    assert "they cannot be changed" in capsys.readouterr().err
 
 
 def test_the_package_itself_does_not_import_the_command_line(folder):
@@ -370,4 +406,4 @@ def test_without_its_extra_the_command_says_what_to_install(monkeypatch, capsys)
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["--help"]) == 1
-    assert capsys.readouterr().err == "deltaband: error: no typer and no pyarrow: pip install 'deltaband[cli]'\n"
+    assert capsys.readouterr().err == "deltaband: error: missing typer and pyarrow: pip install 'deltaband[cli]'\n"

@@ -12,7 +12,7 @@ from torch import nn
 from deltaband import DeltabandWarning, Nystrom, PredictionIntervals
 from deltaband.cli import main
 from deltaband.cli.errors import Refusal
-from deltaband.cli.models import network
+from deltaband.cli.models import load_network
 from tests.support.commands import make_folder, run
 
 DYNAMIC = ({0: torch.export.Dim("rows")},)
@@ -73,7 +73,7 @@ def test_an_exported_network_gets_the_intervals_of_its_original(folder):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch, of its own exported modules
 def test_gradients_of_an_exported_network_come_by_torch_func_where_no_rows_are_wanted(folder):
-    exported = network(str(folder / "network.pt2"), trust=True)
+    exported = load_network(str(folder / "network.pt2"), trust=True)
     x, y = torch.randn(60, 2), torch.randn(60)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeltabandWarning)
@@ -97,6 +97,6 @@ def test_what_cannot_be_asked_row_by_row_is_refused(folder, monkeypatch, capsys)
         if name == "train.csv.pt2":
             (folder / name).write_text("a,b\n")
         with pytest.raises(Refusal, match=message):
-            network(name, trust=True)
+            load_network(name, trust=True)
     assert main(["plan", "static.pt2", "--trust", "--train", "train.csv", "--features", "a,b"]) == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -38,7 +38,7 @@ CASES = {  # name: command, exit code, what the line says
     "no target at evaluate": (
         [*EVALUATE, "features.csv"],
         1,
-        "features.csv has no column 'y', which is what the band predicts, and is needed here; it has a, b",
+        "features.csv has no column 'y', which the band predicts, and which is needed here; it has a, b",
     ),
     "no target at report": (
         ["report", "y.band", "--model", "network:make", "--data", "features.csv", "--out", "new.html"],
@@ -94,7 +94,7 @@ CASES = {  # name: command, exit code, what the line says
     "weights that would run code": (
         fit(*WD, w_pt="evil.pt"),
         1,
-        "evil.pt is not a file of tensors alone",
+        "evil.pt does not hold tensors alone",
     ),
     "an exported file without --trust": (
         fit(*WD, network_make="network.pt2"),
@@ -106,7 +106,7 @@ CASES = {  # name: command, exit code, what the line says
     "an output of an unknown kind": (
         ["predict", "y.band", "--model", "network:make", "--data", "test.csv", "--out", "new.xlsx"],
         2,
-        "--out new.xlsx: the suffix must be one of .csv, .parquet, .npz",
+        "--out new.xlsx: the name must end in .csv or .parquet or .npz",
     ),
     "columns that are there already": (
         [*PREDICT, "predicted.csv"],
@@ -116,25 +116,25 @@ CASES = {  # name: command, exit code, what the line says
     "an unknown engine": (
         fit(*WD, "--engine", "exakt"),
         2,
-        "--engine: there is no 'exakt' (did you mean 'exact'?); there are auto, exact, nystrom, random-projection, "
-        "important-directions, robust-frequent-directions, frequent-directions",
+        "--engine: there is no 'exakt' (did you mean 'exact'?); there are auto, exact, frequent-directions, "
+        "important-directions, nystrom, random-projection, robust-frequent-directions",
     ),
     "a bad level": (
         [*PREDICT, "test.csv", "--level", "95"],
         2,
         "--level must be between 0 and 1 (0.95 for 95 %), got 95",
     ),
-    "weight decay and damping": (fit(*WD, "--damping", "1"), 2, "give --weight-decay or --damping, not both"),
+    "weight decay and damping": (fit(*WD, "--damping", "1"), 2, "give weight_decay or damping, not both"),
     "neither, without calibration": (
         fit("--out", "new.band"),
         2,
-        "give --weight-decay or --damping, or --calibration, which does without them",
+        "give --weight-decay or --damping, or --calibration, which needs neither",
     ),
     "a missing option": (["fit", "network:make"], 2, "Missing option '--train'; see deltaband fit --help"),
     "what is no band": (
         ["inspect", "w.safetensors"],
         1,
-        "w.safetensors is a safetensors file, but no band of deltaband's",
+        "w.safetensors is a safetensors file, but not a band of deltaband",
     ),
 }
 
@@ -212,7 +212,7 @@ def refused(folder, monkeypatch, capsys):
 
 def test_networks_that_are_none_are_refused(refused):
     assert refused(2, "MODEL must be package.module:factory", *fit(*WD, network_make="network"))
-    assert refused(2, "names a module, not a file: network:make", *fit(*WD, network_make="./network.py:make"))
+    assert refused(2, "must name a module, not a file: network:make", *fit(*WD, network_make="./network.py:make"))
     assert refused(
         1,
         "must be callable without arguments: missing a required argument: 'size'",
@@ -226,12 +226,12 @@ def test_networks_that_are_none_are_refused(refused):
     )
     assert refused(
         1,
-        "returns 2 numbers a row, and there are 1 targets: y",
+        "returns 2 numbers per row, but the number of targets is 1: y",
         *[e for e in fit(*WD, network_make="network:two") if e not in ("--weights", "w.pt")],
     )
     assert refused(
         1,
-        r"could not take 4 features \(a, b, z, note\)|column 'note' holds text",
+        r"failed on 4 features \(a, b, z, note\)|column 'note' holds text",
         *[e for e in fit(*WD) if e not in ("--features", "a,b")],
     )
 
@@ -255,19 +255,19 @@ def test_weights_that_are_none_are_refused(refused, folder):
     assert refused(1, "there is no file w9.pt", *fit(*WD, w_pt="w9.pt"))
     assert refused(1, "junk.pt", *fit(*WD, w_pt="junk.pt"))
     assert refused(1, "junk.safetensors could not be read", *fit(*WD, w_pt="junk.safetensors"))
-    assert refused(1, "is not a state dict: its entry 'epoch' is no tensor", *fit(*WD, w_pt="checkpoint.pt"))
+    assert refused(1, "is not a state dict: its entry 'epoch' is not a tensor", *fit(*WD, w_pt="checkpoint.pt"))
     assert refused(1, "few.pt has no '0.bias'", *fit(*WD, w_pt="few.pt"))
     assert refused(1, "it has no '3.bias'", *fit(*WD, w_pt="many.pt"))
 
 
 def test_options_that_make_no_sense_are_refused(refused):
-    assert refused(2, "--loss must be mean, half_mean or sum", *fit(*WD, "--loss", "huber"))
+    assert refused(2, "loss must be 'mean', 'half_mean' or 'sum'", *fit(*WD, "--loss", "huber"))
     assert refused(2, "batch_size goes with loss='sum'", *fit(*WD, "--batch-size", 10))
     assert refused(2, "weight_decay must be a finite number", *fit("--weight-decay", "nan", "--out", "new.band"))
     assert refused(2, "is no key=value of exact, which has no settings", *fit(*WD, "--engine", "exact:rank=3"))
     assert refused(
         2,
-        "did you mean 'rank'.*which takes rank, tail, compress, memory",
+        "did you mean 'rank'.*which takes rank, compress, memory, tail",
         *fit(*WD, "--engine", "important-directions:rnk=3"),
     )
     assert refused(2, "rank must be a positive whole number", *fit(*WD, "--engine", "important-directions:rank=-3"))
@@ -275,8 +275,12 @@ def test_options_that_make_no_sense_are_refused(refused):
     assert refused(2, "fraction between 0 and 1", *fit("--calibration", "1.5", "--out", "new.band"))
     assert refused(1, "there is no file held.csv", *fit("--calibration", "held.csv", "--out", "new.band"))
     assert refused(1, "features.csv has no column 'y'", *fit("--calibration", "features.csv", "--out", "new.band"))
-    assert refused(2, "go together, one of each for every target: 1", *fit(*WD, "--target-mean", "3"))
-    assert refused(2, "--target-std positive", *fit(*WD, "--target-mean", 3, "--target-std", 0))
+    assert refused(2, "give --target-mean and --target-std together", *fit(*WD, "--target-mean", "3"))
+    assert refused(
+        2,
+        "target_transform=.mean, std. needs finite numbers and std > 0",
+        *fit(*WD, "--target-mean", 3, "--target-std", 0),
+    )
     assert refused(2, "cannot be both a feature and a target", *fit(*WD, a_b="a,y"))
     assert refused(1, "column 'a' is named more than once", *fit(*WD, a_b="a,a"))
     assert refused(2, "some of 0.5, 0.5 are the same", *PREDICT, "test.csv", "--level", 0.5, "--level", 0.5)
@@ -303,7 +307,7 @@ def test_a_classifiers_band_is_refused(refused, folder):
     band.save(folder / "classes.band")
     assert refused(
         1,
-        "holds ClassificationIntervals: the command line is for PredictionIntervals",
+        "holds ClassificationIntervals: the command line supports PredictionIntervals only",
         "evaluate",
         "classes.band",
         "--data",
@@ -315,10 +319,10 @@ def test_what_a_command_reads_is_never_replaced(refused, folder):
     page = ["report", "y.band", "--model", "network:make", "--data", "test.csv", "--force", "--out"]
     (folder / "as.band").symlink_to("train.csv")
     before = (folder / "train.csv").read_bytes()
-    assert refused(2, "is what the command reads", *fit("--damping", "1", "--force", "--out", "as.band"))
-    assert refused(2, "a name that ends in .band is expected", *fit("--damping", "1", "--force", "--out", "train.csv"))
-    assert refused(2, "a name that ends in .html is expected", *page, "test.csv")
-    assert refused(2, "a name that ends in .html is expected", *page, "y.band")
+    assert refused(2, "is a file that the command reads", *fit("--damping", "1", "--force", "--out", "as.band"))
+    assert refused(2, "the name must end in .band", *fit("--damping", "1", "--force", "--out", "train.csv"))
+    assert refused(2, "the name must end in .html", *page, "test.csv")
+    assert refused(2, "the name must end in .html", *page, "y.band")
     (folder / "as.band").unlink()
     assert (folder / "train.csv").read_bytes() == before
 
@@ -356,7 +360,7 @@ def test_too_few_calibration_rows_are_told_when_they_are_used(folder, monkeypatc
     assert main([*map(str, fit("--calibration", "near19.csv", "--out", "few.band"))]) == 1  # there is none
     rows(5, 9).to_csv(folder / "five.csv", index=False)
     assert main([*map(str, fit("--calibration", "five.csv", "--out", "few.band"))]) == 0
-    assert "5 calibration rows serve levels up to 0.833: 0.95 takes 19 of them" in capsys.readouterr().err
+    assert "5 calibration rows allow levels up to 0.833: 0.95 needs 19 of them" in capsys.readouterr().err
     assert main(["evaluate", "few.band", "--model", "network:make", "--data", "test.csv"]) == 1
     assert "ask for a level of at most 0.8333, or calibrate on more rows" in capsys.readouterr().err
     (folder / "few.band").unlink()

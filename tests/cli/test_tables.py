@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,22 +11,23 @@ import pytest
 import torch
 
 from deltaband import Exact, ImportantDirections, Nystrom, RandomProjection
+from deltaband.cli import rows as rows_module
 from deltaband.cli import tables
-from deltaband.cli.engines import ENGINES, engine, nbytes
+from deltaband.cli.engines import engine, nbytes
 from deltaband.cli.errors import Refusal
-from deltaband.cli.pairs import Pairs, Part
-from deltaband.cli.tables import numbers, open_table
-from deltaband.cli.writing import written
+from deltaband.cli.rows import StoredRows, group_values, number_batches, row_store, store_rows, to_numbers
+from deltaband.cli.tables import open_table, table_writer
+from deltaband.engines import registered_engines
 
 FRAME = pd.DataFrame({"a": np.arange(25) / 7, "file": np.arange(25), "text": [f'"{i}", and\nmore' for i in range(25)]})
 
 
 @pytest.fixture(params=[".csv", ".parquet", ".npz"])
 def path(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "BLOCK_BYTES", 200)  # so that there are several
+    monkeypatch.setattr(tables, "CSV_BLOCK_BYTES", 200)  # so that there are several
     monkeypatch.setattr(tables, "BATCH_ROWS", 10)
     path = tmp_path / f"table{request.param}"
-    with written(path, force=False) as write:
+    with table_writer(path, force=False) as write:
         for batch in pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7):
             write(batch)
     return path
@@ -43,23 +45,45 @@ def test_a_table_is_read_as_it_was_written(path):
         first = 0
         for batch in batches:
             expected = FRAME[["file", "a"]].to_numpy()[first : first + len(batch)]
-            np.testing.assert_array_equal(numbers(batch, ["file", "a"], path, first), expected)
+            np.testing.assert_array_equal(to_numbers(batch, ["file", "a"], path, first), expected)
             first += len(batch)
         assert first == 25
     assert next(table.batches(["text", "a"])).schema.names == ["text", "a"]
 
 
-def test_a_part_and_the_rest_are_all_rows(path):
-    import torch
+@pytest.mark.parametrize("bytes_in_memory", [2**20, 100], ids=["memory", "file"])
+def test_stored_rows_can_be_iterated_again_and_in_parts(path, bytes_in_memory, monkeypatch):
+    monkeypatch.setattr(rows_module, "MAX_BYTES_IN_MEMORY", bytes_in_memory)
+    monkeypatch.setattr(rows_module, "BATCH_ROWS", 4)
+    batches = number_batches(open_table(path), ["a", "file"], torch.float32, "reading")
+    with row_store() as file:
+        assert store_rows(file, batches) == 25
+        check_stored(StoredRows(file, 1, 1, torch.float32, None, np.ones(25, dtype=bool)))
 
-    pairs = Pairs(open_table(path), ["a"], ["file"], torch.float32)
-    parts = [
-        np.concatenate([y[:, 0] for _, y in Pairs(pairs.table, ["a"], ["file"], torch.float32, None, part)])
-        for part in (Part(0.3, 5, True), Part(0.3, 5, False))
-    ]
-    np.testing.assert_array_equal(parts[0], np.flatnonzero(np.random.default_rng(5).random(25) < 0.3))
-    assert sorted(np.concatenate(parts)) == list(range(25))
-    assert pairs.checked().n_rows == 25
+
+def check_stored(rows):
+    selected = np.random.default_rng(5).random(25) < 0.3
+    held_out, others = (replace(rows, selected=part) for part in (selected, ~selected))
+    assert (held_out.n_rows, others.n_rows) == (selected.sum(), 25 - selected.sum())
+    for _ in range(2):  # again from the first row
+        np.testing.assert_array_equal(np.concatenate([y[:, 0] for _, y in held_out]), np.flatnonzero(selected))
+        np.testing.assert_array_equal(np.concatenate([y[:, 0] for _, y in others]), np.flatnonzero(~selected))
+        x = torch.cat([x for x, _ in rows])
+        assert x.dtype == torch.float32
+        np.testing.assert_array_equal(x[:, 0], FRAME.a.to_numpy(np.float32))
+    for pair, other in zip(rows, rows, strict=True):  # two iterations at once
+        np.testing.assert_array_equal(pair[1], other[1])
+    scaled = replace(rows, scale=(np.array([3.0]), np.array([2.0])))
+    np.testing.assert_array_equal(np.concatenate([y for _, y in scaled])[:, 0], (np.arange(25) - 3) / 2)
+
+
+def test_rows_that_cannot_be_stored_are_refused():
+    class Full:
+        def write(self, content):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(Refusal, match=r"could not be stored in .* \(see TMPDIR\): .*No space left"):
+        store_rows(Full(), [np.zeros((2, 2))])
 
 
 @pytest.mark.parametrize(
@@ -72,13 +96,13 @@ def test_a_part_and_the_rest_are_all_rows(path):
         (["1", "", ""], r"holds a missing value \(an empty cell\) in row 12"),
         (["inf", "2", "2"], "holds an infinite value in row 11"),
         ([1.0, None, 2.0], "holds a missing value in row 12"),
-        ([[1], [2], [3]], "holds text"),
-        (pd.to_datetime(["2020-01-01"] * 3), r"holds text \('timestamp"),
+        ([[1], [2], [3]], "holds values of type list<.*> in row 11; numbers are expected"),
+        (pd.to_datetime(["2020-01-01"] * 3), "holds values of type timestamp"),
     ],
 )
 def test_bad_cells_are_named_by_row_and_column(cells, message, tmp_path):
     with pytest.raises(Refusal, match=message):
-        numbers(pa.record_batch({"c": pa.array(cells)}), ["c"], tmp_path, first=10)
+        to_numbers(pa.record_batch({"c": pa.array(cells)}), ["c"], tmp_path, n_before=10)
 
 
 @pytest.mark.parametrize(
@@ -92,28 +116,28 @@ def test_bad_cells_are_named_by_row_and_column(cells, message, tmp_path):
 def test_a_number_that_the_network_cannot_hold_is_told_as_it_stands_in_the_file(dtype, cell, message, tmp_path):
     rows = pa.record_batch({"c": [cell, "1"]})
     with pytest.raises(Refusal, match=message):
-        numbers(rows, ["c"], tmp_path, first=10, dtype=dtype)
+        to_numbers(rows, ["c"], tmp_path, n_before=10, dtype=dtype)
     if cell != "1e400":
-        assert numbers(rows, ["c"], tmp_path)[0, 0] == float(cell)
+        assert to_numbers(rows, ["c"], tmp_path)[0, 0] == float(cell)
 
 
 def test_missing_cells_are_nan_where_they_may_be(tmp_path):
     rows = pa.record_batch({"c": ["1", " ", "NA"]})
-    np.testing.assert_array_equal(numbers(rows, ["c"], tmp_path, missing=True), [[1], [np.nan], [np.nan]])
+    np.testing.assert_array_equal(to_numbers(rows, ["c"], tmp_path, allow_missing=True), [[1], [np.nan], [np.nan]])
     with pytest.raises(Refusal, match="an infinite value"):
-        numbers(pa.record_batch({"c": [np.inf]}), ["c"], tmp_path, missing=True)
+        to_numbers(pa.record_batch({"c": [np.inf]}), ["c"], tmp_path, allow_missing=True)
 
 
 def test_the_first_bad_row_counts_whichever_column_it_is_in(tmp_path):
     rows = pa.record_batch({"a": ["1", "1", "x"], "b": ["1", "y", "1"]})
     with pytest.raises(Refusal, match=r"column 'b' holds text .* in row 2"):
-        numbers(rows, ["a", "b"], tmp_path)
+        to_numbers(rows, ["a", "b"], tmp_path)
 
 
 def test_text_becomes_numbers_where_all_of_it_can():
-    assert tables.values(pa.array(["1", " ", "NA", "2.5"])) == [1.0, None, None, 2.5]
-    assert tables.values(pa.array(["1", "", "two"])) == ["1", None, "two"]
-    assert tables.values(pa.array([1, None])) == [1, None]
+    assert group_values(pa.array(["1", " ", "NA", "2.5"])) == [1.0, None, None, 2.5]
+    assert group_values(pa.array(["1", "", "two"])) == ["1", None, "two"]
+    assert group_values(pa.array([1, None])) == [1, None]
 
 
 def test_numbers_of_every_kind_are_numbers(tmp_path):
@@ -126,7 +150,7 @@ def test_numbers_of_every_kind_are_numbers(tmp_path):
         "exact": pa.array([Decimal("1.5"), Decimal("2.5")]),
         "coded": pa.array(["1", "2"]).dictionary_encode(),
     }
-    found = numbers(pa.record_batch(columns), list(columns), tmp_path)
+    found = to_numbers(pa.record_batch(columns), list(columns), tmp_path)
     np.testing.assert_array_equal(found, [[1, 1, 1, 1.5, 1], [2, 2, 0, 2.5, 2]])
 
 
@@ -151,7 +175,7 @@ def test_files_that_are_no_tables_are_refused(name, content, message, tmp_path):
 def test_arrays_that_are_no_columns_are_refused(tmp_path):
     path = tmp_path / "t.npz"
     for arrays, message in (
-        ({"X": np.zeros((3, 2)), "y": np.zeros(4)}, "as many rows: X 3, y 4"),
+        ({"X": np.zeros((3, 2)), "y": np.zeros(4)}, "the same number of rows: X 3, y 4"),
         ({"X": np.zeros((3, 2, 2))}, "one or two dimensions"),
     ):
         np.savez(path, **arrays)
@@ -159,13 +183,13 @@ def test_arrays_that_are_no_columns_are_refused(tmp_path):
             open_table(path)
     np.savez(path, X=np.zeros(2), note=np.array([{}, {}]))
     assert len(list(open_table(path).batches(["X"]))) == 1
-    with pytest.raises(Refusal, match="array 'note' holds Python objects, which could run code"):
+    with pytest.raises(Refusal, match="array 'note' could not be read: Object arrays cannot be loaded"):
         list(open_table(path).batches())
     with zipfile.ZipFile(path, "w") as archive:
         content = io.BytesIO()
         np.lib.format.write_array(content, np.zeros(100))
         archive.writestr("X.npy", content.getvalue()[:-8])
-    with pytest.raises(Refusal, match="ends before its last row"):
+    with pytest.raises(Refusal, match="array 'X' could not be read"):
         list(open_table(path).batches())
 
 
@@ -181,7 +205,7 @@ def test_arrays_are_the_same_in_either_order_and_of_any_kind(tmp_path, monkeypat
         table = open_table(tmp_path / "t.npz")
         assert table.names == ["X0", "X1", "y"]
         assert (table.select(["X"]), table.select(["X1,y"])) == (["X0", "X1"], ["X1", "y"])
-        read = [numbers(rows, ["y", "X0", "X1"], tmp_path) for rows in table.batches()]
+        read = [to_numbers(rows, ["y", "X0", "X1"], tmp_path) for rows in table.batches()]
         assert [len(each) for each in read] == [4, 4, 3]
         np.testing.assert_array_equal(np.concatenate(read), np.column_stack([X[:, 0], X]))
 
@@ -194,5 +218,5 @@ def test_engines_are_written_as_their_constructors_say():
     )
     assert repr(engine("nystrom:landmarks=30,choose=leverage,seed=2")) == repr(Nystrom(30, choose="leverage", seed=2))
     assert repr(engine("random-projection:dim=64")) == repr(RandomProjection(64))
-    assert all(isinstance(engine(name), made) for name, made in ENGINES.items())
+    assert all(isinstance(engine(name), made) for name, made in registered_engines().items())
     assert (nbytes("2GB"), nbytes("1.5 MiB"), nbytes("1e6")) == (2e9, 1.5 * 2**20, 1e6)

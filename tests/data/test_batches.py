@@ -4,7 +4,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from deltaband import validation
-from deltaband.data.batches import read, targets
+from deltaband.data import batches as batches_module
+from deltaband.data.batches import read, read_targets
 from deltaband.data.inputs import Inputs
 
 X = torch.arange(30.0).reshape(10, 3)
@@ -74,8 +75,8 @@ def test_the_number_of_rows_is_known_where_it_can_be(loader, n):
 def test_arrays_of_any_number_type_are_read(dtype):
     values = np.array([[1, 0], [0, 1]], dtype=dtype)
     assert Inputs.of(values).tensors[0].shape == (2, 2)
-    np.testing.assert_array_equal(targets(values[:, 0]), [[1.0], [0.0]])
-    assert targets(values[:, :1]).dtype == torch.float64
+    np.testing.assert_array_equal(read_targets(values[:, 0]), [[1.0], [0.0]])
+    assert read_targets(values[:, :1]).dtype == torch.float64
 
 
 def test_reversed_and_read_only_arrays_are_read():
@@ -137,10 +138,41 @@ def test_the_first_bad_row_is_named(bad, as_loader):
 @pytest.mark.parametrize("numbers", [1, 3, 4, 1000])
 @pytest.mark.parametrize("row", [0, 5, 9])
 def test_a_bad_row_is_named_however_many_are_looked_at_at_once(monkeypatch, numbers, row):
-    monkeypatch.setattr(validation, "FINITE_NUMBERS", numbers)
+    monkeypatch.setattr(validation, "NUMBERS_CHECKED_AT_ONCE", numbers)
     values = torch.zeros(10, 2)
     validation.check_finite(values, "inputs")
     values[row:, 1] = torch.nan
     with pytest.raises(ValueError, match=f"inputs hold NaN in row {row + 7};"):
         validation.check_finite(values, "inputs", first_row=7)
     validation.check_finite(torch.zeros(0, 2), "inputs")
+
+
+@pytest.mark.parametrize("source", ["list", "iterator", "arrays"])
+def test_peek_reads_the_first_rows_once_and_loses_none(source):
+    pairs = [(X[i : i + 3], Y[i : i + 3]) for i in range(0, 10, 3)]
+    reads = []
+    data = (reads.append(i) or pair for i, pair in enumerate(pairs)) if source == "iterator" else pairs
+    batches = read(X, Y) if source == "arrays" else read(data)
+    first, batches = batches.peek()
+    assert torch.equal(first.x.tensors[0], X[: len(first.x)])
+    assert torch.equal(first.y[:, 0], Y[: len(first.x)].double())
+    assert len(first.x) >= 8
+    n_read = len(reads)
+    again, batches = batches.peek()
+    assert again is first
+    assert len(reads) == n_read
+    assert torch.equal(collect(batches)[0], X)
+    assert batches.reiterable == (source != "iterator")
+    if batches.reiterable:
+        assert torch.equal(collect(batches)[0], X)
+
+
+@pytest.mark.parametrize("as_loader", [True, False])
+def test_arrays_are_checked_once_and_loaders_as_they_stream(monkeypatch, as_loader):
+    checked = []
+    monkeypatch.setattr(batches_module, "check_finite", lambda values, *_: checked.append(len(values)))
+    batches = read([(X, Y)]) if as_loader else read(X, Y)
+    assert checked == ([] if as_loader else [10])
+    _, batches = batches.peek()
+    collect(batches)
+    assert checked == ([10, 10] if as_loader else [10])

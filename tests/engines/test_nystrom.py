@@ -1,6 +1,3 @@
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -13,9 +10,9 @@ import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
 from deltaband.data.inputs import Inputs
 from deltaband.data.row_record import RowSample
-from deltaband.engines import Problem, nystrom
+from deltaband.engines import Known, Problem, nystrom
 from deltaband.engines.nystrom import Nystrom
-from deltaband.engines.residual_spectrum import Tail, spread
+from deltaband.engines.residual_spectrum import ResidualSpectrum, spread
 from deltaband.network.network import Network
 from tests.support.networks import batch, mlp, regression
 
@@ -24,7 +21,7 @@ SHAPES = [(90, 25), (30, 60), (40, 40)]
 
 def stream(engine, J, chunk=1000, dtype=torch.float64, sample=None):
     """The sample is J itself where none is given: its first rows are the landmarks, the last ones probes."""
-    engine = engine.start(sample=batch(J if sample is None else sample, dtype))
+    engine = engine.start(Known(sample=batch(J if sample is None else sample, dtype)))
     for i in range(0, len(J), chunk):
         engine.update(batch(J[i : i + chunk], dtype))
     return engine
@@ -59,7 +56,7 @@ def test_without_a_tail_it_is_the_delta_method_on_rows_projected_onto_the_landma
     assert covariance.effective_parameters == pytest.approx(p_star, rel=1e-7)
     singular_values = np.linalg.svd(inside, compute_uv=False)[: len(covariance.eigenvalues)]
     np.testing.assert_allclose(covariance.spectrum().singular_values, singular_values, rtol=1e-6, atol=1e-7)
-    assert covariance._tail.energy == pytest.approx(np.sum((J - inside) ** 2), rel=1e-6)
+    assert covariance.tail.energy == pytest.approx(np.sum((J - inside) ** 2), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", reference.SPECTRA)
@@ -78,7 +75,7 @@ def test_the_tail_is_the_naive_one_with_all_its_eigenvalues_written_out(name, n,
     expected = [reference.leverage(inside, damping, row) for row in g_inside] + rho * h
     np.testing.assert_allclose(covariance.leverage(batch(g)), expected, rtol=1e-6)
     found = reference.effective_parameters(inside, damping)
-    at_most = covariance._tail.parameters_at_most(damping)
+    at_most = covariance.tail.parameters_at_most(damping)
     assert covariance.effective_parameters == pytest.approx(found + min(parameters, at_most), rel=1e-6)
 
 
@@ -91,7 +88,7 @@ def test_the_spread_is_the_mean_over_an_interval_and_has_its_limit_at_zero():
 
 def test_no_estimate_makes_an_eigenvalue_of_the_tail_larger_than_their_sum():
     e = np.array([1.0])
-    wild, bounded = Tail(2.0, 1.0, 1e9, n_rows=10, rank=5), Tail(2.0, 1.0, 4.0, n_rows=10, rank=5)
+    wild, bounded = (ResidualSpectrum(2.0, 1.0, pairs, n_rows=10, rank=5) for pairs in (1e9, 4.0))
     assert wild.variance(e, 0.5) == bounded.variance(e, 0.5)
     assert wild.leverage(e, 0.5) == bounded.leverage(e, 0.5)
     assert wild.parameters(e, 0.5) == bounded.parameters(e, 0.5)
@@ -108,23 +105,8 @@ def test_all_rows_as_landmarks_are_exact(name, n, p, landmarks, settings):
     g = batch(reference.probes(J))
     np.testing.assert_allclose(covariance.variance(g), truth.variance(g), rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(covariance.leverage(g), truth.leverage(g), rtol=1e-6)
-    np.testing.assert_allclose(covariance.leverage_bound(g), truth.leverage(g), rtol=1e-6)
-    np.testing.assert_allclose(covariance.variance_bound(g), truth.variance(g), rtol=1e-5, atol=1e-8)
     assert covariance.effective_parameters == pytest.approx(truth.effective_parameters, rel=1e-6)
     assert covariance.error_bound == covariance.missed_parameters == 0
-
-
-@pytest.mark.parametrize(("n", "p"), [(300, 80), (80, 300)])
-def test_float32_rows_are_summed_up_in_float64(n, p):
-    J = shuffled("decaying", n, p).astype(np.float32).astype(np.float64)
-    damping = 1e-5 * np.linalg.norm(J, 2) ** 2
-    single = stream(Nystrom(30), J, dtype=torch.float32).finalise(damping)
-    double = stream(Nystrom(30), J).finalise(damping)
-    g = J[:50]
-    np.testing.assert_allclose(single.variance(batch(g, torch.float32)), double.variance(batch(g)), rtol=1e-9)
-    np.testing.assert_allclose(single.leverage(batch(g, torch.float32)), double.leverage(batch(g)), rtol=1e-9)
-    assert single.effective_parameters == pytest.approx(double.effective_parameters, rel=1e-9)
-    assert single.error_bound == pytest.approx(double.error_bound, rel=1e-9)
 
 
 def test_neither_chunks_nor_the_order_of_rows_matter():
@@ -153,9 +135,7 @@ def test_equal_landmarks_are_no_trouble():
 def test_rows_that_are_zero_are_no_trouble_either():
     J = np.concatenate([np.zeros((5, 20)), reference.matrix("decaying", 40, 20)])
     covariance = stream(Nystrom(5), J).finalise(0.5)
-    g = batch(reference.probes(J[5:]))
     assert len(covariance.eigenvalues) == 0  # all landmarks are zero, and everything is tail
-    assert (covariance.variance(g) <= covariance.variance_bound(g)).all()
     assert covariance.missed_parameters > 0
     assert stream(Nystrom(5), np.zeros((8, 3))).finalise(1.0).effective_parameters == 0
 
@@ -227,10 +207,7 @@ def test_bounds_that_hold_for_every_matrix(n, p, landmarks, log_damping, seed, n
     g = batch(reference.probes(J, seed))
     q, h = covariance.variance(g), covariance.leverage(g)
     loose = 1 + 1e-6
-    slack = 1e-8 * g.squared_norms / damping
     # what is certified
-    assert (truth.leverage(g) <= covariance.leverage_bound(g) * loose + slack).all()
-    assert (truth.variance(g) <= covariance.variance_bound(g) * loose + slack).all()
     p_star = truth.effective_parameters
     assert p_star <= covariance.effective_parameters + covariance.missed_parameters + 1e-5
     if tail == "none":
@@ -238,9 +215,6 @@ def test_bounds_that_hold_for_every_matrix(n, p, landmarks, log_damping, seed, n
     V = covariance.basis.landmarks.rows().numpy().T @ covariance.basis.T
     difference = J.T @ J - (V * covariance.eigenvalues) @ V.T
     assert np.linalg.norm(difference, 2) <= covariance.error_bound + 1e-4 * np.linalg.norm(J) ** 2
-    # what is estimated stays within it
-    assert (h <= covariance.leverage_bound(g) * loose + slack).all()
-    assert (q <= covariance.variance_bound(g) * loose + slack).all()
     assert (q >= 0).all()
     assert (q <= h * loose).all()
     assert -1e-9 <= covariance.effective_parameters <= min(n, p) + 1e-6
@@ -248,16 +222,14 @@ def test_bounds_that_hold_for_every_matrix(n, p, landmarks, log_damping, seed, n
 
 def test_the_bounds_come_down_to_the_truth_as_the_tail_does():
     J = shuffled("decaying", 200, 60)
-    truth, g = exact(J, 1.0), batch(J[:40])
+    truth = exact(J, 1.0)
     gaps = []
     for landmarks in (10, 25, 45):
         covariance = stream(Nystrom(landmarks), J).finalise(1.0)
-        h, q = covariance.leverage_bound(g) - truth.leverage(g), covariance.variance_bound(g) - truth.variance(g)
         missed = covariance.effective_parameters + covariance.missed_parameters - truth.effective_parameters
-        gaps.append([h.max(), q.max(), missed, covariance.error_bound])
+        gaps.append([missed, covariance.error_bound])
     assert (np.diff(gaps, axis=0) < 0).all()
-    assert gaps[-1][0] < 0.01
-    assert gaps[-1][2] < 0.1
+    assert gaps[-1][0] < 0.1
 
 
 def test_a_flat_spectrum_is_within_its_certificate_and_far_from_nothing():
@@ -278,38 +250,13 @@ def test_one_fit_answers_for_every_damping(tail):
     with pytest.raises(ValueError, match="not chosen yet"):
         free.variance(g)
     dampings = np.array([0.01, 0.5, 20.0])
-    many = free.diagonalised().variances(g, dampings)
+    many = free.eigendecomposed().variances(g, dampings)
     for column, damping in zip(many.T, dampings, strict=True):
         one = stream(Nystrom(12, tail=tail), J).finalise(damping)
         np.testing.assert_allclose(column, one.variance(g), rtol=1e-10)
         np.testing.assert_allclose(free.at(damping).leverage(g), one.leverage(g), rtol=1e-10)
         assert free.at(damping).effective_parameters == pytest.approx(one.effective_parameters, rel=1e-10)
         assert free.at(damping).missed_parameters == pytest.approx(one.missed_parameters, rel=1e-9)
-
-
-@pytest.mark.parametrize("engine", [Nystrom(10), Nystrom(10, choose="leverage")])
-def test_merging_equals_one_pass(engine):
-    J = shuffled("decaying", 100, 40)
-    whole = stream(engine, J).finalise(0.2)
-    one = engine.start(sample=batch(J))
-    two = pickle.loads(pickle.dumps(one))  # as another process would have it
-    one.update(batch(J[:30]))
-    two.update(batch(J[30:]))
-    one.merge(two)
-    merged = one.finalise(0.2)
-    g = batch(reference.probes(J))
-    np.testing.assert_allclose(merged.variance(g), whole.variance(g), rtol=1e-9)
-    assert merged.effective_parameters == pytest.approx(whole.effective_parameters, rel=1e-10)
-    assert merged.error_bound == pytest.approx(whole.error_bound, rel=1e-9)
-    np.testing.assert_allclose(two.finalise(0.2)._tail.n_rows, 70)  # what was merged is still there
-
-
-def test_an_empty_accumulator_merges_both_ways():
-    J = shuffled("decaying", 50, 20)
-    full, empty = stream(Nystrom(8), J), Nystrom(8).start(sample=batch(J))
-    full.merge(empty)
-    empty.merge(full)
-    np.testing.assert_array_equal(full.finalise(0.2).variance(batch(J)), empty.finalise(0.2).variance(batch(J)))
 
 
 @pytest.mark.parametrize("change", ["other rows", "signs", "fewer", "parameters"])
@@ -345,7 +292,7 @@ def test_leverage_finds_rows_of_a_rare_kind():
         return [
             stream(Nystrom(20, seed=seed, **settings), J, sample=np.random.default_rng(seed).permutation(J)[:240])
             .finalise(1.0)
-            ._tail.energy
+            .tail.energy
             for seed in range(12)
         ]
 
@@ -358,7 +305,7 @@ def test_leverage_takes_most_of_the_rows_that_stand_alone_and_no_row_twice():
     J, alone = rare_kind()
     found = 0
     for seed in range(30):
-        chosen = Nystrom(20, choose="leverage", seed=seed)._chosen(batch(J)).rows().numpy()
+        chosen = Nystrom(20, choose="leverage", seed=seed).choose_landmarks(batch(J)).rows().numpy()
         assert len(np.unique(chosen, axis=0)) == 20
         found += sum((chosen == row).all(axis=1).any() for row in alone)
     assert found > 0.6 * 6 * 30  # by chance it would be 20 of 300
@@ -367,7 +314,7 @@ def test_leverage_takes_most_of_the_rows_that_stand_alone_and_no_row_twice():
 def test_the_seed_decides_what_leverage_takes_and_nothing_else_does():
     J = shuffled("flat", 200, 50)
     first, again, other = (
-        Nystrom(10, choose="leverage", seed=seed)._chosen(batch(J)).rows().numpy() for seed in (1, 1, 2)
+        Nystrom(10, choose="leverage", seed=seed).choose_landmarks(batch(J)).rows().numpy() for seed in (1, 1, 2)
     )
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
@@ -376,21 +323,12 @@ def test_the_seed_decides_what_leverage_takes_and_nothing_else_does():
 def test_probes_are_no_landmarks():
     J = shuffled("decaying", 100, 40)
     for engine, count in ((Nystrom(10), 10), (Nystrom(10, choose="leverage"), 10), (Nystrom(95), 95)):
-        started = engine.start(sample=batch(J))
-        landmarks = started._basis.landmarks.rows().numpy()
+        started = engine.start(Known(sample=batch(J)))
+        landmarks = started.basis.landmarks.rows().numpy()
         assert len(landmarks) == count
-        assert started._pairs > 0
+        assert started.pairs > 0
         probes = J[-(len(J) - 10) // 2 :] if engine.choose == "leverage" else J[count:]
         assert not any((landmarks == probe).all(axis=1).any() for probe in probes)
-
-
-def test_what_the_user_constructed_is_never_touched():
-    mine = Nystrom(4)
-    before = copy.deepcopy(vars(mine))
-    stream(mine, np.eye(20))
-    assert vars(mine).keys() == before.keys()
-    assert mine._gram is None
-    assert mine._basis is None
 
 
 @pytest.mark.parametrize(
@@ -413,17 +351,15 @@ def test_settings_that_make_no_sense_are_refused(wrong, message):
 
 
 def test_it_says_what_it_needs():
-    with pytest.raises(ValueError, match=r"start\(sample=...\)"):
-        Nystrom(5).start(n_rows=100)
-    with pytest.raises(ValueError, match=r"start\(sample=...\)"):
-        Nystrom(5).update(batch(np.eye(3)))
+    with pytest.raises(ValueError, match=r"start\(Known\(sample=...\)\)"):
+        Nystrom(5).start(Known(100))
     with pytest.raises(ValueError, match="no rows"):
-        Nystrom(5).start(sample=batch(np.eye(3))).finalise(1.0)
-    assert Nystrom(500).sample_size == 500 + nystrom.PROBES
-    assert Nystrom(500, choose="leverage").sample_size == 1000 + nystrom.PROBES
+        Nystrom(5).start(Known(sample=batch(np.eye(3)))).finalise(1.0)
+    assert Nystrom(500).sample_size == 500 + nystrom.PROBE_ROWS
+    assert Nystrom(500, choose="leverage").sample_size == 1000 + nystrom.PROBE_ROWS
     assert Nystrom(500, tail="none").sample_size == 500
     assert not Nystrom().needs_damping
-    assert not Nystrom().wants_rows(Problem(10, 10, 8, 80, 8))
+    assert not Nystrom().cost(Problem(10, 10, 8, 80, 8)).wants_rows
 
 
 def test_no_damping_works_where_the_landmarks_determine_the_parameters_and_is_an_error_elsewhere():
@@ -431,7 +367,6 @@ def test_no_damping_works_where_the_landmarks_determine_the_parameters_and_is_an
     covariance = stream(Nystrom(20), J).finalise(0.0)
     expected = [row @ np.linalg.inv(J.T @ J) @ row for row in J]
     np.testing.assert_allclose(covariance.variance(batch(J)), expected, rtol=1e-6)
-    np.testing.assert_allclose(covariance.leverage_bound(batch(J)), expected, rtol=1e-6)
     assert covariance.effective_parameters == 10
     with pytest.raises(ValueError, match="span 5 of 10"):
         stream(Nystrom(5), J).finalise(0.0)
@@ -495,7 +430,7 @@ def test_landmarks_are_training_rows_whether_the_loader_shuffles_or_not(data, en
             landmarks @ landmarks.T, rows[order] @ rows[order].T, rtol=1e-9, atol=1e-12 * np.abs(rows).max()
         )
         naive = reference.projected(rows, rows[order])
-        assert covariance._tail.energy == pytest.approx(np.sum((rows - naive) ** 2), rel=1e-6)
+        assert covariance.tail.energy == pytest.approx(np.sum((rows - naive) ** 2), rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
@@ -636,10 +571,7 @@ def test_the_certificates_hold_for_the_rows_of_the_second_pass_where_a_loader_dr
     truth = band(Exact(), model, damping=0.05).fit(X[20:], y[20:])
     covariance = fitted._fits[0].covariance
     assert truth.effective_parameters_ <= covariance.effective_parameters + covariance.missed_parameters
-    g = Network(model, fitted._fits[0].layers).gradients(X)[1]
-    assert (truth.leverage(X).numpy() <= covariance.leverage_bound(g) * (1 + 1e-9)).all()
-    assert (truth.variance(X).numpy() <= covariance.variance_bound(g) * (1 + 1e-9)).all()
-    assert covariance._tail.energy > 0
+    assert covariance.tail.energy > 0
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 10])

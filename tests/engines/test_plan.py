@@ -19,7 +19,7 @@ from deltaband import (
     RobustFrequentDirections,
 )
 from deltaband.data.batches import read
-from deltaband.engines import Problem, exact, memory, plan_fit
+from deltaband.engines import Problem, cost, exact, plan_fit
 from deltaband.engines import plan as plans
 from tests.support.networks import in_threads, mlp, regression
 
@@ -42,7 +42,7 @@ def chosen(problem, engine=None, memory=1e9):
         (Exact(), LONG, 8 * 3_000**2),
         (Exact(), replace(LONG, damped=False), 3 * 8 * 3_000**2),
         (Exact(), WIDE, 8 * 2_000**2 + 2_000 * 8_000),
-        (Exact(), WIDE.with_inputs_only(), 8 * 2_000**2 + 2_000 * 400),
+        (Exact(), replace(WIDE, recomputed=True), 8 * 2_000**2 + 2_000 * 400),
         (Exact(), replace(LONG, n_rows=None), 8 * 3_000**2 + 3_000 * 800),
         (Nystrom(100, tail="none"), BOTH, 32 * 100**2 + 100 * 8_000),
         (Nystrom(100), BOTH, 32 * 100**2 + 300 * 8_000),
@@ -55,12 +55,12 @@ def chosen(problem, engine=None, memory=1e9):
     ],
 )
 def test_what_an_engine_holds_follows_from_the_sizes(engine, problem, expected):
-    assert engine.nbytes(problem) == pytest.approx(expected)
+    assert engine.cost(problem).nbytes == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("engine", [ImportantDirections, RobustFrequentDirections, FrequentDirections])
 def test_an_automatic_rank_stays_within_its_memory_and_uses_it(engine):
-    assert 0.95e8 < engine(memory=1e8).nbytes(LONG) <= 1e8
+    assert 0.95e8 < engine(memory=1e8).cost(LONG).nbytes <= 1e8
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_an_automatic_rank_stays_within_its_memory_and_uses_it(engine):
 @pytest.mark.parametrize("problem", [WIDE, LONG, BOTH])
 def test_more_rows_take_more_time(engine, problem):
     more = replace(problem, n_rows=10 * problem.n_rows)
-    assert 0 < engine.flops(problem) < engine.flops(more)
+    assert 0 < engine.cost(problem).flops < engine.cost(more).flops
 
 
 @pytest.mark.parametrize("engine", [Nystrom(500), RandomProjection(500), RobustFrequentDirections(50)])
 def test_a_limited_engine_has_the_same_settings_and_no_more_directions(engine):
-    assert repr(engine.limited(10**6)) == repr(engine)
-    assert engine.limited(20).nbytes(LONG) <= engine.nbytes(LONG)
-    assert Nystrom(500, choose="leverage", tail="none", seed=3).limited(20).landmarks == 20
-    assert RobustFrequentDirections(50, tail="none", compress=True).limited(20).rank == 10
+    assert repr(engine.resized(10**6)) == repr(engine)
+    assert engine.resized(20).cost(LONG).nbytes <= engine.cost(LONG).nbytes
+    assert Nystrom(500, choose="leverage", tail="none", seed=3).resized(20).landmarks == 20
+    assert RobustFrequentDirections(50, tail="none", compress=True).resized(20).rank == 10
 
 
 # --- the choice
@@ -99,8 +99,8 @@ def test_a_projection_where_exact_does_not_fit_as_large_as_the_memory_allows(mon
     monkeypatch.setattr(plans, "_flops_per_second", lambda: 5e10)
     engine = chosen(BOTH, memory=1e8)
     assert isinstance(engine, RandomProjection)
-    assert engine.nbytes(BOTH) <= 0.5e8 < RandomProjection(engine.dim + 1).nbytes(BOTH)
-    assert chosen(BOTH, memory=1e10).dim == plans.LARGEST
+    assert engine.cost(BOTH).nbytes <= 0.5e8 < RandomProjection(engine.dim + 1).cost(BOTH).nbytes
+    assert chosen(BOTH, memory=1e10).dim == plans.LARGEST_AUTO_SIZE
 
 
 def test_landmarks_where_a_projection_would_take_much_longer(monkeypatch):
@@ -108,12 +108,12 @@ def test_landmarks_where_a_projection_would_take_much_longer(monkeypatch):
     huge = replace(BOTH, n_parameters=50_000_000)
     engine = chosen(huge, memory=1e8)
     assert isinstance(engine, Nystrom)
-    assert engine.nbytes(huge) <= 0.5e8 < Nystrom(engine.landmarks + 1).nbytes(huge)
+    assert engine.cost(huge).nbytes <= 0.5e8 < Nystrom(engine.landmarks + 1).cost(huge).nbytes
 
 
 def test_a_projection_where_the_data_can_be_read_only_once():
-    assert isinstance(chosen(replace(BOTH, twice=False)), RandomProjection)
-    assert isinstance(chosen(replace(BOTH, n_rows=None, twice=False)), RandomProjection)
+    assert isinstance(chosen(replace(BOTH, reiterable=False)), RandomProjection)
+    assert isinstance(chosen(replace(BOTH, n_rows=None, reiterable=False)), RandomProjection)
 
 
 def test_an_approximation_where_exact_would_take_hours(monkeypatch):
@@ -147,11 +147,11 @@ def test_half_of_what_is_free_is_for_us_to_choose_and_all_of_it_for_the_user(mon
 def test_a_containers_limit_counts(tmp_path):
     for name, text in (("max", "1000\n"), ("current", "700\n"), ("stat", "anon 5\ninactive_file 200\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert memory._left_in_container(tmp_path) == 500
+    assert cost._left_in_container(tmp_path) == 500
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory._left_in_container(tmp_path) == float("inf")
-    assert memory._left_in_container(tmp_path / "missing") == float("inf")
-    assert 0 < memory.free_memory() < 1e15
+    assert cost._left_in_container(tmp_path) == float("inf")
+    assert cost._left_in_container(tmp_path / "missing") == float("inf")
+    assert 0 < cost.free_memory() < 1e15
 
 
 def test_the_table_marks_the_choice_and_what_is_too_large():

@@ -163,11 +163,11 @@ def test_changed_weights_are_refused(setting):
     ("factor_bytes", "input_bytes", "rows"), [(100, 100, 4096), (2**20, 100, 1016), (100, 2**16, 1024), (2**26, 8, 0)]
 )
 def test_a_sample_is_as_large_as_its_gradients_and_inputs_allow(factor_bytes, input_bytes, rows):
-    found = accuracy.affordable(Nystrom(10), Problem(10**6, 10**6, 4, factor_bytes, input_bytes), memory=1e12)
+    found = accuracy.affordable_rows(Nystrom(10), Problem(10**6, 10**6, 4, factor_bytes, input_bytes), memory=1e12)
     assert found == pytest.approx(rows, rel=0.01)
     small = Problem(10**6, 10**6, 4, 100, 100)
-    assert accuracy.affordable(Nystrom(10), small, memory=16.4e6) == pytest.approx(1000, rel=0.05)
-    assert accuracy.affordable(Nystrom(600), small, memory=16.4e6) == 0  # 11.6 MB, and half as much once more
+    assert accuracy.affordable_rows(Nystrom(10), small, memory=16.4e6) == pytest.approx(1000, rel=0.05)
+    assert accuracy.affordable_rows(Nystrom(600), small, memory=16.4e6) == 0  # 11.6 MB, and half as much once more
 
 
 def test_a_projection_that_lambda_is_out_of_reach_of_is_found_out_however_small_the_sample(setting):

@@ -29,7 +29,7 @@ from deltaband import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from deltaband.data.row_record import RowTrace
+from deltaband.data.row_record import RowRecord
 from deltaband.engines import Problem
 from deltaband.engines.directions import magnitude
 from tests.support.networks import mlp, regression
@@ -102,7 +102,7 @@ def ended(band, path, after=12, last=1, checkpoint_every=0, **options):
 def rows_in(path):
     with safe_open(path, framework="pt") as file:
         tree = dict(json.loads(file.metadata()["tree"])["dict"])
-    return dict(tree["rows"]["dict"])["count"]
+    return dict(tree["rows"]["dict"])["n_rows"]
 
 
 def answers(band, x=NEW):
@@ -141,8 +141,8 @@ def test_it_may_be_ended_again_and_again(path):
 
 
 def test_rows_that_were_taken_in_are_not_taken_in_again(path, monkeypatch):
-    taken, update = [], RowTrace.update
-    monkeypatch.setattr(RowTrace, "update", lambda self, x, y: taken.append(len(x)) or update(self, x, y))
+    taken, update = [], RowRecord.update
+    monkeypatch.setattr(RowRecord, "update", lambda self, x, y: taken.append(len(x)) or update(self, x, y))
     assert ended(made(), path, after=19) == 176
     taken.clear()
     made().fit(loader(), checkpoint=path, progress=False)
@@ -206,7 +206,7 @@ def test_arrays_are_read_again_without_a_loader(path, monkeypatch):
 
     def end(self, *args):
         write(self, *args)
-        if args[-1].count > 100:
+        if args[-1].n_rows > 100:
             raise EndedError
 
     write = Checkpoint.write
@@ -317,7 +317,7 @@ def other_weights():
 def test_another_model_or_engine_is_refused(band, words, path):
     ended(made(), path)
     before = path.read_bytes()
-    with pytest.raises(ArtefactError, match=f"{words}.*delete the file to begin anew"):
+    with pytest.raises(ArtefactError, match=f"{words}.*delete the file to start over"):
         band().fit(loader(), checkpoint=path, checkpoint_every=0, progress=False)
     assert path.read_bytes() == before
 
@@ -445,7 +445,7 @@ def test_writing_takes_a_tenth_of_the_time_at_most(path, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: float(next(clock)))
     written = []
-    monkeypatch.setattr(checkpoint.Checkpoint, "write", lambda self, *args: written.append(args[-1].count))
+    monkeypatch.setattr(checkpoint.Checkpoint, "write", lambda self, *args: written.append(args[-1].n_rows))
     made().fit(loader(), checkpoint=path, checkpoint_every=1, progress=False)
     # each write takes two seconds of this clock, each look at it one: the next is written after ten
     assert written == [16, 176]
@@ -456,7 +456,7 @@ def test_a_damaged_file_falls_back_to_the_one_before(damage, path):
     whole = made().fit(loader(), progress=False)
     ended(made(), path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.warns(DeltabandWarning, match=r"damaged.*goes on from fit\.ckpt\.previous"):
+    with pytest.warns(DeltabandWarning, match=r"damaged.*resumes from fit\.ckpt\.previous"):
         band = made().fit(loader(), checkpoint=path, progress=False)
     assert identical(band, whole)
 
@@ -487,7 +487,7 @@ def test_another_file_beside_the_one_before_is_refused_and_stays(path):
     ended(made(), path)
     for other in ("a,b\n1,2\n", "a table, in place of the checkpoint: 1, 2, 3"):
         path.write_text(other)
-        with pytest.raises(ArtefactError, match="no checkpoint of deltaband's"):
+        with pytest.raises(ArtefactError, match="not a checkpoint of deltaband"):
             made().fit(loader(), checkpoint=path, checkpoint_every=0, progress=False)
         assert path.read_text() == other
 
@@ -498,24 +498,24 @@ def test_where_both_are_damaged_nothing_is_overwritten(path):
     for each in (path, previous):
         each.write_bytes(each.read_bytes()[:100])
     before = path.read_bytes(), previous.read_bytes()
-    with pytest.raises(ArtefactError, match=r"previous is no checkpoint of deltaband's, or a damaged one"):
+    with pytest.raises(ArtefactError, match=r"previous is not a checkpoint of deltaband, or it is damaged"):
         made().fit(loader(), checkpoint=path, checkpoint_every=0, progress=False)
     assert (path.read_bytes(), previous.read_bytes()) == before
 
 
 def test_files_that_are_something_else_are_refused_and_stay(path):
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ArtefactError, match="no checkpoint of deltaband's"):
+    with pytest.raises(ArtefactError, match="not a checkpoint of deltaband"):
         made().fit(X, Y, checkpoint=path, checkpoint_every=0, progress=False)
     assert path.read_text() == "a,b\n1,2\n"
     made().fit(X, Y, progress=False).save(path)
     before = path.read_bytes()
-    with pytest.raises(ArtefactError, match="no checkpoint of deltaband's"):
+    with pytest.raises(ArtefactError, match="not a checkpoint of deltaband"):
         made().fit(X, Y, checkpoint=path, checkpoint_every=0, progress=False)
     assert path.read_bytes() == before
     path.unlink()
     ended(made(), path)
-    with pytest.raises(ArtefactError, match="no band of deltaband's"):
+    with pytest.raises(ArtefactError, match="not a band of deltaband"):
         PredictionIntervals.load(path, mlp())
 
 
@@ -546,7 +546,7 @@ def test_a_full_disk_ends_no_fit(path, monkeypatch):
     before = path.read_bytes()
     with (
         pytest.raises(EndedError),
-        pytest.warns(DeltabandWarning, match="not written at row .*, and the fit goes on: .*No space"),
+        pytest.warns(DeltabandWarning, match="not written at row .*, and the fit continues: .*No space"),
     ):
         made().fit(loader(12), checkpoint=path, checkpoint_every=0, progress=False)
     assert path.read_bytes() == before

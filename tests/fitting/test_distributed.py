@@ -179,7 +179,7 @@ def test_rows_that_every_process_has_read_are_told(found):
         ),
         ("arrays", "ValueError: inputs hold NaN in row 70", "DistributedFitError: process 1 of 2 has failed.*row 70"),
         ("repeats", "DeltabandWarning: process 1 has read rows", "DeltabandWarning: process 1 has read rows"),
-        ("nothing", "ValueError: the training data are empty", "ValueError: the training data are empty"),
+        ("nothing", "EmptyDataError: the training data are empty", "EmptyDataError: the training data are empty"),
     ],
 )
 def test_an_error_in_one_process_is_one_in_all(case, of_it, of_others, tmp_path):

@@ -46,7 +46,7 @@ def made(covariance, hidden=8, **options):
 def in_parts(band, cuts=CUTS, ask=False, order=slice(None)):
     for start, stop in list(itertools.pairwise(cuts))[order]:
         band.partial_fit(X[start:stop], Y[start:stop], n_rows=len(X))
-        if ask and band._growing[0].rows.count > 45:
+        if ask and band._partial[0].n_rows > 45:
             band.variance(X[:2])
     return band
 
@@ -198,11 +198,11 @@ def test_sketches_stay_within_their_certified_bound(engine, merge):
     else:
         band = in_parts(made(engine), ask=True)
     _, J = reference.jacobian(band.model, X)
-    covariance = band._fitted()[0].covariance
+    covariance = band.fits_[0].covariance
     V = covariance.directions.double().numpy()
     sketch = (V.T * covariance.eigenvalues) @ V
-    if covariance._floor:
-        sketch += covariance._floor * (np.eye(J.shape[1]) - V.T @ V)
+    if covariance.floor:
+        sketch += covariance.floor * (np.eye(J.shape[1]) - V.T @ V)
     error = np.linalg.norm(J.T @ J - sketch, 2)
     assert error <= covariance.error_bound * (1 + 1e-6) + 1e-8 * np.linalg.norm(J, 2) ** 2
     if not isinstance(engine, ImportantDirections):  # which may let the largest directions go
@@ -292,7 +292,7 @@ def test_a_part_that_fails_changes_nothing():
             attempt()
     with pytest.raises(RuntimeError, match="the disk is gone"):
         band.partial_fit(breaking())
-    with pytest.raises(ValueError, match="as many rows"):
+    with pytest.raises(ValueError, match="same number of rows"):
         band.partial_fit(X[:5], Y[:4])
     assert band.n_rows_ == 100
     assert alike(band.partial_fit(X[100:], Y[100:]), whole)

@@ -20,11 +20,14 @@ WANTED = {  # beside the package, for whoever wants to test or to build from the
     "pyproject.toml",
     "docs/conf.py",
     "docs/images/gap.png",
+    "benchmarks/hops.py",
     "experiments/__main__.py",
     "tests/conftest.py",
+    "tests/test_architecture.py",
     "tests/packaging/smoke.py",
 }
-FOLDERS = {"benchmarks", "docs", "experiments", "src", "tests"}
+FOLDERS = {"benchmarks", "docs", "examples", "experiments", "src", "tests"}
+KINDS = {".py", ".css", ".js", ".html", ".typed"}  # the code, and what the report's page is made of
 JUNK = {"__pycache__", "_build", "build", "networks", "site", "dist", ".git", ".venv", "demo-output"}
 LARGEST = 3e6  # bytes: with data or trained networks in it, it would be far more
 
@@ -32,14 +35,16 @@ LARGEST = 3e6  # bytes: with data or trained networks in it, it would be far mor
 def check(folder: Path) -> None:
     (archive,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     source = ROOT / "src"
-    files = [path for kind in ("py", "css", "js") for path in (source / "deltaband").rglob(f"*.{kind}")]
+    files = [path for path in (source / "deltaband").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     package = {path.relative_to(source).as_posix() for path in files}
-    package.add("deltaband/py.typed")
+    kinds = {path.suffix for path in files}
+    assert kinds <= KINDS, f"the package holds files that end in {sorted(kinds - KINDS)}"
+    assert "deltaband/py.typed" in package
 
     with zipfile.ZipFile(wheel) as file:
         inside = {name for name in file.namelist() if not PurePosixPath(name).parts[0].endswith(".dist-info")}
         licence = [name for name in file.namelist() if name.endswith("/licenses/LICENSE")]
-    missing, more = package - inside, {name for name in inside - package if not name.startswith("deltaband/")}
+    missing, more = package - inside, inside - package
     assert not missing, f"the wheel lacks {sorted(missing)}"
     assert not more, f"the wheel holds {sorted(more)}"
     assert licence, "the wheel lacks the licence"

@@ -1,6 +1,5 @@
 """What a report says: the numbers, the words, and that whatever it is given it stays a page of its own."""
 
-import datetime
 import json
 import re
 import subprocess
@@ -8,11 +7,8 @@ import sys
 from html.parser import HTMLParser
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from deltaband import (
@@ -22,16 +18,22 @@ from deltaband import (
     NotFittedError,
     PredictionIntervals,
     metrics,
+    plots,
     report,
 )
-from deltaband.display.markup import Markup, element, escaped, together
-from deltaband.display.numerals import decimals, fixed, level_name, number, percent
-from deltaband.display.svg import Axes, Scale, limits
-from deltaband.report import chance, charts, sections
-from deltaband.report.columns import Column
-from deltaband.report.columns import read as read_columns
-from deltaband.report.groups import by_value, by_width
-from deltaband.report.judged import CURVE, Coverage, Judged, judge
+from deltaband.display.palette import DARK, LIGHT
+from deltaband.display.svg import Markup
+from deltaband.display.text import number
+from deltaband.report import charts
+from deltaband.report.evaluation import (
+    CURVE_LEVELS,
+    Coverage,
+    OutputEvaluation,
+    chance_range,
+    evaluate,
+)
+from deltaband.report.groups import group_by_width
+from deltaband.report.page import _template, drawn_rows, thinning_remark
 from tests.support.networks import mlp, regression
 
 HOSTILE = "</script><script>alert(1)</script>\"'&<b>"
@@ -111,20 +113,20 @@ def test_the_headline_is_what_the_metrics_say(band, rows):
 
 def test_the_curve_counts_what_predict_covers_at_each_level(band, rows):
     X, y = rows[0][NEW], rows[1][NEW]
-    judgement = judge(band, X, y, 0.42, None)
-    (judged,) = judgement.outputs
-    assert [each.level for each in judged.curve] == sorted({*CURVE, 0.42})
-    for each in judged.curve:
+    evaluation = evaluate(band, X, y, 0.42, None)
+    (output,) = evaluation.outputs
+    assert [each.level for each in output.curve] == sorted({*CURVE_LEVELS, 0.42})
+    for each in output.curve:
         assert each.share == metrics.coverage(y, band.predict(X, each.level))
-    assert judged.coverage.level == 0.42
-    assert judged.score == metrics.interval_score(y, band.predict(X, 0.42))
+    assert output.coverage.level == 0.42
+    assert output.score == metrics.interval_score(y, band.predict(X, 0.42))
 
 
-def test_rows_in_pieces_are_judged_as_all_at_once(band, rows, monkeypatch):
+def test_rows_in_chunks_are_evaluated_as_all_at_once(band, rows, monkeypatch):
     X, y = rows[0][NEW], rows[1][NEW]
-    whole = judge(band, X, y, 0.9, None).outputs[0]
-    monkeypatch.setattr("deltaband.report.judged.ROWS_AT_ONCE", 37)
-    pieces = judge(band, X, y, 0.9, None).outputs[0]
+    whole = evaluate(band, X, y, 0.9, None).outputs[0]
+    monkeypatch.setattr("deltaband.report.evaluation.ROWS_PER_CHUNK", 37)
+    pieces = evaluate(band, X, y, 0.9, None).outputs[0]
     assert pieces.curve == whole.curve
     for a, b in zip(pieces.intervals, whole.intervals, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
@@ -139,27 +141,27 @@ def test_arrays_tensors_and_columns_of_targets_make_the_same_page(band, rows):
 
 
 @pytest.mark.parametrize(("covered", "n"), [(0, 10), (10, 10), (95, 100), (1, 3)])
-def test_the_likely_range_is_that_of_clopper_and_pearson(covered, n):
+def test_the_confidence_interval_is_that_of_clopper_and_pearson(covered, n):
     from scipy.stats import binomtest
 
     expected = binomtest(covered, n).proportion_ci(0.95, "exact")
-    assert chance.likely(covered, n) == pytest.approx((expected.low, expected.high))
+    assert Coverage(0.9, covered, n).confidence_interval == pytest.approx((expected.low, expected.high))
 
 
-def test_the_expected_range_holds_a_share_as_often_as_it_says():
+def test_the_chance_range_holds_a_share_as_often_as_it_says():
     rng = np.random.default_rng(0)
-    low, high = chance.expected(0.9, 200)
+    low, high = chance_range(0.9, 200)
     shares = rng.binomial(200, 0.9, 4000) / 200
     assert 0.945 < np.mean((low <= shares) & (shares <= high)) < 0.98
 
 
-def test_the_expected_range_of_a_calibrated_band_knows_that_its_quantile_is_an_estimate():
+def test_the_chance_range_of_a_calibrated_band_knows_that_its_quantile_is_an_estimate():
     rng = np.random.default_rng(0)
-    low, high = chance.expected(0.9, 500, calibration_rows=50)
+    low, high = chance_range(0.9, 500, calibration_rows=50)
     quantile = np.sort(rng.uniform(size=(2000, 50)), axis=1)[:, 45]  # the ⌈51·0.9⌉-th
     shares = np.mean(rng.uniform(size=(2000, 500)) <= quantile[:, None], axis=1)
     assert 0.93 < np.mean((low <= shares) & (shares <= high)) < 0.97
-    narrow = chance.expected(0.9, 500)
+    narrow = chance_range(0.9, 500)
     assert low < narrow.low
     assert high > narrow.high
 
@@ -171,20 +173,30 @@ def test_a_coverage_is_off_only_where_it_matters_and_chance_does_not_explain_it(
     assert Coverage(0.95, 940_000, 1_000_000).verdict == "too low"
     assert Coverage(0.95, 100, 100).verdict == "too high"
     assert Coverage(0.95, 89, 100).verdict == "too low"
-    assert Coverage(0.95, 89, 100, among=10).verdict == "as asked"  # one of ten groups may be like this
+    assert Coverage(0.95, 89, 100, n_groups=10).verdict == "as asked"  # one of ten groups may be like this
 
 
-def test_a_band_is_judged_by_itself_and_a_small_calibration_set_explains_but_does_not_excuse_it():
+def test_a_small_calibration_set_explains_a_deviation_but_does_not_change_the_verdict():
     few = Coverage(0.9, 803, 1000, calibration_rows=40)
     assert few.verdict == "too low"
     assert few.calibration_explains
-    assert "A calibration on 40 rows may be off by as much" in sections._few_calibration_rows(few)
     for other in (
         Coverage(0.9, 803, 1000, calibration_rows=4000),
         Coverage(0.9, 803, 1000),
         Coverage(0.9, 900, 1000, calibration_rows=40),
     ):
-        assert sections._few_calibration_rows(other) == ""
+        assert not other.calibration_explains
+
+
+def test_a_page_says_where_a_small_calibration_set_explains_a_deviation(calibrated, rows):
+    X, y = rows[0][NEW], rows[1][NEW]
+    explained = set()
+    for level in (0.5, 0.7, 0.9):
+        coverage = evaluate(calibrated, X, y, level, None).outputs[0].coverage
+        remark = "A calibration on 40 rows may deviate by as much" in words(report.page(calibrated, X, y, level=level))
+        assert remark == coverage.calibration_explains
+        explained.add(remark)
+    assert explained == {True, False}
 
 
 def test_training_rows_among_those_reported_on_are_noticed(band, rows):
@@ -203,86 +215,12 @@ def test_intervals_that_are_too_narrow_are_said_to_be(band, rows):
 # --- groups
 
 
-def counts(groups):
-    return {group.name: len(group.rows) for group in groups}
-
-
-def test_numbers_are_broken_down_into_five_parts_of_as_many_rows():
-    groups = by_value(Column(np.arange(100.0)))
-    assert counts(groups) == {"0 to 19": 20, "20 to 39": 20, "40 to 59": 20, "60 to 79": 20, "80 to 99": 20}
-
-
-def test_few_different_numbers_and_texts_are_broken_down_by_value():
-    assert counts(by_value(Column(np.array([2.0, 1.0, 2.0])))) == {"1": 1, "2": 2}
-    columns = read_columns({"a": ["x", "y", "x", None], "b": [True, False, True, True]}, 4)
-    assert counts(by_value(columns["a"])) == {"x": 2, "missing": 1, "y": 1}
-    assert counts(by_value(columns["b"])) == {"True": 3, "False": 1}
-
-
-def test_of_many_texts_the_rare_ones_share_a_group():
-    column = read_columns({"a": ["often"] * 5 + [str(k) for k in range(30)]}, 35)["a"]
-    groups = by_value(column)
-    assert len(groups) == 10
-    assert groups[0].name == "often"
-    assert groups[-1].name == "22 others"
-    assert len(groups[-1].rows) == 22
-
-
-@given(
-    st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=60)
-    | st.lists(st.none() | st.text(max_size=3), min_size=1, max_size=60)
-    | st.lists(st.integers(-(10**20), 10**20), min_size=1, max_size=60)
-)
-def test_each_row_is_in_one_group(values):
-    groups = by_value(read_columns({"a": values}, len(values))["a"])
-    assert sorted(row for group in groups for row in group.rows) == list(range(len(values)))
-    assert all(len(group.rows) for group in groups)
-
-
-@given(st.lists(st.floats(0, 1e6) | st.just(np.inf), min_size=1, max_size=60))
-def test_each_row_is_in_one_group_of_widths(values):
-    groups = by_width(np.array(values))
-    assert sorted(row for group in groups for row in group.rows) == list(range(len(values)))
-
-
-def test_equal_widths_are_one_group():
-    assert counts(by_width(np.full(30, 2.0) + 1e-7 * np.arange(30))) == {"all 2.000": 30}
-
-
-def test_columns_may_come_from_pandas_and_hold_dates_and_gaps():
-    frame = pd.DataFrame(
-        {
-            "when": pd.date_range("2024-01-01", periods=20),
-            "text": pd.array(["a", None] * 10, dtype="string"),
-            "whole": pd.array([1, None] * 10, dtype="Int64"),
-            "kind": pd.Categorical(["x", "y"] * 10),
-        }
-    )
-    columns = read_columns(frame, 20)
-    assert by_value(columns["when"])[0].name == "2024-01-01 to 2024-01-04"
-    assert counts(by_value(columns["text"])) == {"a": 10, "missing": 10}
-    assert counts(by_value(columns["whole"])) == {"1": 10, "missing": 10}
-    assert counts(by_value(columns["kind"])) == {"x": 10, "y": 10}
-    days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=k) for k in range(20)]
-    assert by_value(read_columns({"a": days}, 20)["a"])[0].name == "2024-01-01 to 2024-01-04"
-    moments = [datetime.datetime(2024, 1, 1, 12, k, tzinfo=datetime.UTC) for k in range(2)]
-    assert counts(by_value(read_columns({"a": moments}, 2)["a"])) == {
-        "2024-01-01 12:00:00+00:00": 1,
-        "2024-01-01 12:01:00+00:00": 1,
-    }
-
-
 def test_where_all_rows_are_covered_too_rarely_only_groups_that_stand_out_are_named(band, rows):
     X, y = rows[0][NEW], rows[1][NEW].clone()
     y[::2] += 5
     page = words(report.page(band, X, y, columns={"site": ["north", "north", "south", "south"] * 60}))
     assert "Fewer rows are covered than asked for" in page
     assert "Covered less often than asked for" not in page
-
-
-def test_widths_that_hardly_differ_have_names_that_do():
-    names = [group.name for group in by_width(np.linspace(1.0001, 1.0009, 50))]
-    assert len(set(names)) == 5
 
 
 def test_a_column_may_have_the_name_of_something_of_ours(band, rows):
@@ -326,8 +264,8 @@ def test_all_text_is_escaped(several, rows):
         rows[0][NEW],
         Y[NEW],
         columns={HOSTILE: [HOSTILE] * 240, "lone \ud800": ["\ud800", *["x"] * 239]},
-        outputs=["a", HOSTILE, "c"],
-        title=HOSTILE,
+        outputs=["a", Markup(HOSTILE), "c"],  # also where a template engine would trust it
+        title=Markup(HOSTILE),
         settings={HOSTILE: HOSTILE},
     )
     page.encode("utf-8")
@@ -338,7 +276,7 @@ def test_all_text_is_escaped(several, rows):
     assert texts.words.count(HOSTILE) > 5
 
 
-def test_what_the_script_is_told_of_a_row_is_that_row(band, rows):
+def test_the_tooltip_of_a_row_is_about_that_row(band, rows):
     X, y = rows[0][NEW], rows[1][NEW]
     page = report.page(band, X, y, columns={HOSTILE: [HOSTILE] * 240})
     (text,) = re.findall(r'<script type="application/json" class="tips">(.*?)</script>', page)
@@ -367,7 +305,7 @@ def test_warnings_of_the_fit_are_on_the_page(rows):
     assert "effective parameters" in message
     assert message in words(report.page(band, X[NEW], y[NEW]))
     band.calibrate(X[HELD], y[HELD])
-    assert "what is said above about the formula is not about them" in words(report.page(band, X[NEW], y[NEW]))
+    assert "warnings above about the formula do not apply to them" in words(report.page(band, X[NEW], y[NEW]))
 
 
 def test_warnings_of_the_calibration_are_on_the_page(rows):
@@ -385,7 +323,7 @@ def test_the_spectrum_of_an_exact_fit_is_said_to_be_exact(band, rows):
     assert "λ = 1.000" in page
 
 
-def test_the_spectrum_of_a_sketch_tells_its_rank(rows):
+def test_the_spectrum_of_a_sketch_states_its_rank(rows):
     X, y = rows
     band = PredictionIntervals(mlp(), damping=1.0, engine=ImportantDirections(20))
     band.fit(X[TRAIN], y[TRAIN], progress=False)
@@ -404,7 +342,7 @@ def test_a_page_can_do_without_the_spectrum(band, rows, monkeypatch):
 def test_a_calibrated_band_without_damping_has_a_page(calibrated, rows):
     page = words(report.page(calibrated, rows[0][NEW], rows[1][NEW], level=0.9))
     assert "λ is not known" in page
-    assert "Not served with so few calibration rows: 98 %, 99 %" in page
+    assert "Levels that need more calibration rows: 98 %, 99 %" in page
 
 
 def test_a_level_out_of_reach_is_refused(calibrated, rows):
@@ -421,23 +359,33 @@ def test_equal_widths_and_equal_targets_have_a_page(rows):
     assert "all " in page
 
 
-def test_infinite_intervals_have_a_page():
+def test_infinite_intervals_have_a_page(band, monkeypatch):
     n = 200
     y = np.linspace(0, 1, n)
     upper = np.where(np.arange(n) % 10 == 0, np.inf, y + 1)
     coverage = Coverage(0.95, n, n)
-    judged = Judged("prediction", y, Intervals(y, y - 1, upper, 0.95), coverage, (coverage,))
-    drawn = sections._drawn(judged, 1000)
+    output = OutputEvaluation("prediction", y, Intervals(y, y - 1, upper, 0.95), coverage, (coverage,))
+    drawn = drawn_rows(output, 1000)
     assert len(drawn) == 180
-    for picture in (charts.sorted_by_width(judged, drawn).picture, charts.width_against_error(judged, drawn).picture):
+    for picture in (charts.sorted_by_width(output, drawn).picture, charts.width_against_error(output, drawn).picture):
         assert "nan" not in picture
         assert "inf" not in picture
-    assert "∞" in sections._cards(judged)
-    assert counts(by_width(judged.width))["∞"] == 20
-    everything = Judged("prediction", y, Intervals(y, np.full(n, -np.inf), upper, 0.95), coverage, (coverage,))
-    assert len(sections._drawn(everything, 1000)) == 0
+    assert {group.name: len(group.rows) for group in group_by_width(output.width)}["∞"] == 20
+    everything = OutputEvaluation(
+        "prediction", y, Intervals(y, np.full(n, -np.inf), upper, 0.95), coverage, (coverage,)
+    )
+    assert len(drawn_rows(everything, 1000)) == 0
     charts.sorted_by_width(everything, np.zeros(0, dtype=int))
     charts.width_against_error(everything, np.zeros(0, dtype=int))
+
+    def predict(self, x, level=0.95):
+        bounds = [np.repeat(bound[:, None], len(level), axis=1) for bound in (y - 1, upper)]
+        return Intervals(y, *bounds, tuple(level))
+
+    monkeypatch.setattr(PredictionIntervals, "predict", predict)
+    text = words(report.page(band, np.zeros((n, 3)), y))
+    assert "20 intervals are infinite, and are not drawn." in text
+    assert "Mean width ∞" in text
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
@@ -478,7 +426,7 @@ def test_chosen_outputs_take_targets_of_all_or_of_those(rows, several):
     assert "output 2" in words(page)
 
 
-def test_a_level_for_all_outputs_at_once_is_judged_so(several, rows):
+def test_a_level_for_all_outputs_at_once_is_evaluated_so(several, rows):
     _, Y = several
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
@@ -497,8 +445,9 @@ def test_outputs_may_have_the_same_name(several, rows):
     assert [f'href="#output-{o}"' in page for o in range(3)] == [True] * 3
 
 
-def test_many_outputs_are_told_of_in_a_table_and_some_in_sections(monkeypatch, several, rows):
-    monkeypatch.setattr(sections, "DETAILED", 2)
+def test_many_outputs_are_in_a_table_and_some_have_sections(monkeypatch, several, rows):
+    module = sys.modules["deltaband.report.page"]  # the package's attribute of that name is the function
+    monkeypatch.setattr(module, "MAX_DETAILED_OUTPUTS", 2)
     band, Y = several
     page = report.page(band, rows[0][NEW], Y[NEW])
     assert page.count('<section id="output-') == 2
@@ -515,34 +464,34 @@ def many(n):
     y = mean + rng.normal(size=n)
     covered = int((np.abs(y - mean) <= half).sum())
     coverage = Coverage(0.8, covered, n)
-    return Judged("prediction", y, Intervals(mean, mean - half, mean + half, 0.8), coverage, (coverage,))
+    return OutputEvaluation("prediction", y, Intervals(mean, mean - half, mean + half, 0.8), coverage, (coverage,))
 
 
 @pytest.mark.parametrize("n", [100, 5_000])
 def test_the_rows_drawn_are_few_and_misses_among_them(n):
-    judged = many(n)
-    drawn = sections._drawn(judged, 2_000)
+    output = many(n)
+    drawn = drawn_rows(output, 2_000)
     assert len(drawn) == min(n, 2_000) == len(np.unique(drawn))
-    shown = int(judged.missed[drawn].sum())
-    assert shown == min(int(judged.missed.sum()), 1_000)
+    shown = int(output.missed[drawn].sum())
+    assert shown == min(int(output.missed.sum()), 1_000)
     if n > 2_000:
-        assert f"2,000 of 5,000 rows are drawn, all {shown} misses among them. " == sections._thinned(judged, drawn)
-    widest = judged.width.argmax()
-    assert widest in drawn or judged.missed[widest]
+        assert f"2,000 of 5,000 rows are drawn, all {shown} misses among them. " == thinning_remark(output, drawn)
+    widest = output.width.argmax()
+    assert widest in drawn or output.missed[widest]
 
 
-def test_a_million_rows_make_a_page_of_less_than_two_megabytes(monkeypatch, band, rows):
+def test_a_million_rows_make_a_page_of_less_than_a_megabyte(monkeypatch, band, rows):
     n = 1_000_000
-    judged = many(n)
+    output = many(n)
 
     def predict(self, x, level=0.95):
-        half = np.stack([judged.width / 2] * len(level), axis=1)[: len(x)]
-        mean = judged.intervals.mean[: len(x)]
+        half = np.stack([output.width / 2] * len(level), axis=1)[: len(x)]
+        mean = output.intervals.mean[: len(x)]
         return Intervals(mean, mean[:, None] - half, mean[:, None] + half, tuple(level))
 
     monkeypatch.setattr(PredictionIntervals, "predict", predict)
-    monkeypatch.setattr("deltaband.report.judged.ROWS_AT_ONCE", n)
-    page = report.page(band, np.zeros((n, 3)), judged.y, columns={"a": np.arange(n), "b": ["x"] * n})
+    monkeypatch.setattr("deltaband.report.evaluation.ROWS_PER_CHUNK", n)
+    page = report.page(band, np.zeros((n, 3)), output.y, columns={"a": np.arange(n), "b": ["x"] * n})
     assert len(page.encode()) < 1_000_000
     assert "2,000 of 1,000,000 rows are drawn" in words(page)
 
@@ -578,7 +527,7 @@ def test_what_cannot_be_reported_on_is_refused(band, rows):
         report.page(band, X, y, settings="a")
     with pytest.raises(ValueError, match="names must be one for each feature"):
         report.page(band, X, y, names=["a", "b"])
-    with pytest.raises(ValueError, match="1 outputs, and 2 names"):
+    with pytest.raises(ValueError, match="1 outputs, but 2 names"):
         report.page(band, X, y, outputs=["a", "b"])
 
 
@@ -623,93 +572,28 @@ assert "<svg" in band._repr_html_()
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# --- what pages are made of
+def test_without_jinja2_the_error_says_what_to_install(band, rows, monkeypatch):
+    _template.cache_clear()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"pip install 'deltaband\[report\]'"):
+        report.page(band, rows[0][NEW], rows[1][NEW])
 
 
-@given(st.text())
-def test_what_is_escaped_comes_back_as_it_was(text):
-    assert not {"<", ">", '"', "'"} & set(escaped(text))
-
-    class Read(HTMLParser):
-        found = ""
-
-        def handle_data(self, data):
-            self.found += data
-
-    reader = Read()
-    reader.feed(element("p", text))
-    reader.close()
-    assert reader.found == text
-
-
-def test_markup_is_not_escaped_twice():
-    assert element("p", "a < b", element("b", "&")) == "<p>a &lt; b<b>&amp;</b></p>"
-    assert together(["<", Markup("<br>")]) == "&lt;<br>"
-    assert element("circle", cx=1, data_tip='"', r=None, hidden=True) == '<circle cx="1" data-tip="&quot;" hidden/>'
-
-
-def test_numbers_are_written_as_people_read_them():
-    assert [number(v) for v in (0, 1.23456, -12345.6, 0.0012345, 1e-9, -2e12, np.inf, -np.inf, np.nan)] == [
-        "0.000", "1.235", "−12,346", "0.001234", "1.000e−09", "−2.000e+12", "∞", "−∞", "–",
-    ]  # fmt: skip
-    assert [fixed(v, 2) for v in (-0.001, -1.005, 1234.5)] == ["0.00", "−1.00", "1,234.50"]
-    assert [percent(v) for v in (0.0, 0.0001, 0.95, 0.9999, 1.0)] == [
-        "0.0 %",
-        "< 0.1 %",
-        "95.0 %",
-        "> 99.9 %",
-        "100.0 %",
-    ]
-    assert [level_name(v) for v in (0.95, 0.999, 0.6827, 0.1 + 0.2)] == ["95", "99.9", "68.27", "30"]
-    assert [decimals(np.array(v)) for v in ([1.5, 2.5], [0.01], [1234.0], [0.0], [1e-9])] == [2, 4, 0, 2, None]
-
-
-@given(
-    st.floats(-1e12, 1e12).filter(lambda v: v == 0 or abs(v) > 1e-9),
-    st.floats(1e-6, 1e9),
-    st.integers(2, 9),
-)
-def test_ticks_are_few_round_and_within_the_axis(low, span, about):
-    high = low + span * max(1.0, abs(low) * 1e-6)
-    ticks = Scale(low, high, 0, 100).ticks(about)
-    room = 1e-6 * (high - low)
-    assert all(low - room <= value <= high + room for value, _ in ticks)
-    assert len(ticks) <= about + 1
-
-
-def test_ticks_are_the_round_numbers_one_expects():
-    assert [text for _, text in Scale(-1.3, 4.8, 0, 100).ticks(5)] == ["0", "2", "4"]
-    assert [text for _, text in Scale(0, 12, 0, 100).ticks(5)] == ["0.0", "2.5", "5.0", "7.5", "10.0"]
-    assert [text for _, text in Scale(0, 1, 0, 100).ticks(5)] == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
-    assert [text for _, text in Scale(0, 5000, 0, 100).ticks(5)] == ["0", "1,000", "2,000", "3,000", "4,000", "5,000"]
-    assert [text for _, text in Scale(0.02, 500, 0, 100, log=True).ticks(9)] == ["10⁻¹", "1", "10", "10²"]
-
-
-def test_a_scale_puts_what_is_outside_at_its_edge():
-    scale = Scale(0, 10, 100, 0)
-    assert scale(np.array([-5, 0, 5, 10, 99])).tolist() == [100, 100, 50, 0, 0]
-
-
-@given(st.lists(st.floats(-1e9, 1e9), max_size=20))
-def test_limits_hold_all_numbers_and_are_an_interval(values):
-    low, high = limits(np.array(values))
-    assert low < high
-    assert all(low <= value <= high for value in values)
-    start, _ = limits(np.array(values), zero=True)
-    assert start <= 0
-
-
-def test_an_axis_of_equal_numbers_can_be_drawn():
-    axes = Axes.over(limits(np.array([3.0, 3.0])), limits(np.zeros(2)))
-    assert np.isfinite(axes.x(3.0))
-    assert np.isfinite(axes.y(0.0))
+def test_pages_notebooks_and_figures_have_one_palette(band, rows):
+    page = report.page(band, rows[0][NEW], rows[1][NEW])
+    for mode in (LIGHT, DARK):
+        for name, value in mode.items():
+            assert page.count(f"--{name}: {value};") == 1
+    for name in ("blue", "vermillion"):
+        assert f"var(--{name}, {LIGHT[name]})" in band._repr_html_()
+    assert (LIGHT["blue"], LIGHT["vermillion"], LIGHT["grey"]) == (plots.BLUE, plots.VERMILLION, plots.GREY)
 
 
 def test_a_few_far_away_do_not_flatten_all_others():
     values = np.concatenate([np.linspace(0, 1, 1000), [1e6]])
-    assert charts.within_the_bulk(values).max() == 1.0
-    assert charts.within_the_bulk(np.linspace(0, 1, 1000)).max() == 1.0
-    assert charts.within_the_bulk(np.array([0.0, 1.0, 100.0])).max() == 100.0
+    assert charts.without_outliers(values).max() == 1.0
+    assert charts.without_outliers(np.linspace(0, 1, 1000)).max() == 1.0
+    assert charts.without_outliers(np.array([0.0, 1.0, 100.0])).max() == 100.0
 
 
 def test_a_band_from_a_file_has_the_same_page(rows, tmp_path):

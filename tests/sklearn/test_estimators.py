@@ -19,8 +19,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, PowerTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from deltaband import DeltabandWarning, Exact, PredictionIntervals
-from deltaband.sklearn.estimators import IntervalRegressor
+from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals
+from deltaband.errors import UnreliableFormulaWarning
+from deltaband.sklearn import IntervalRegressor
 
 
 def data(n=150, seed=0):
@@ -155,6 +156,18 @@ def test_calibration_makes_a_network_honest_whose_formula_is_not():
     assert np.mean(np.square((target - mean) / std)) == pytest.approx(1, abs=0.35)
 
 
+def test_warnings_point_at_the_users_line_and_a_calibration_drops_those_about_the_formula():
+    X, y = data(20)
+    settings = {"damping": 1e-6, "engine": ImportantDirections(1000), "random_state": 0}
+    with pytest.warns(DeltabandWarning) as formula:
+        IntervalRegressor(network(hidden_layer_sizes=(20,)), **settings).fit(X, y)
+    assert UnreliableFormulaWarning in {warning.category for warning in formula}
+    with pytest.warns(DeltabandWarning, match="rank=1000 is larger") as calibrated:
+        IntervalRegressor(network(hidden_layer_sizes=(20,)), calibration=0.3, **settings).fit(X, y)
+    assert UnreliableFormulaWarning not in {warning.category for warning in calibrated}
+    assert {warning.filename for warning in [*formula, *calibrated]} == {__file__}
+
+
 def test_a_given_damping_or_weight_decay_is_what_counts():
     X, y = data()
     assert IntervalRegressor(network(), damping=3.0).fit(X, y).band_.damping_ == 3.0
@@ -250,7 +263,7 @@ def test_a_frozen_network_is_calibrated_on_rows_of_its_own():
     with pytest.raises(ValueError, match="λ is not known"):
         regressor.predict_interval(X)
     assert 0.9 < coverage(regressor.calibrate(X[150:], y[150:])) < 0.99
-    with pytest.raises(ValueError, match="which a frozen network has behind it"):
+    with pytest.raises(ValueError, match="a frozen network is trained already"):
         IntervalRegressor(frozen, calibration=0.2).fit(X, y)
 
 
@@ -326,7 +339,7 @@ def test_several_outputs_have_an_interval_each(target):
 
 def test_targets_of_other_shapes_than_the_outputs_are_refused():
     X, y = data()
-    with pytest.raises(ValueError, match="returns 2 outputs a row, and the targets have 1 columns"):
+    with pytest.raises(ValueError, match="returns 2 outputs per row, and the targets have 1 columns"):
         IntervalRegressor(FrozenEstimator(network().fit(X, np.column_stack([y, y])))).fit(X, y)
     with pytest.raises(ValueError, match="y must have shape"):
         IntervalRegressor(network()).fit(X, y.reshape(-1, 1, 1))

@@ -16,7 +16,7 @@ from skorch.dataset import ValidSplit
 from torch import nn
 
 from deltaband import DeltabandWarning
-from deltaband.sklearn.estimators import IntervalRegressor
+from deltaband.sklearn import IntervalRegressor
 
 
 class Torch(nn.Module):

@@ -48,7 +48,7 @@ def test_nothing_is_overwritten_unless_that_is_allowed(tmp_path):
     with pytest.raises(FileExistsError, match="exists already"), atomic(path, overwrite=False):
         raise AssertionError("never got here")
     other = tmp_path / "b.csv"
-    with pytest.raises(FileExistsError, match="meanwhile"), atomic(other, overwrite=False):
+    with pytest.raises(FileExistsError, match="in the meantime"), atomic(other, overwrite=False):
         other.write_text("somebody else's")
     assert path.read_text() == "first"
     assert other.read_text() == "somebody else's"

@@ -32,7 +32,7 @@ from deltaband import (
     RobustFrequentDirections,
     storage,
 )
-from deltaband.engines import Problem
+from deltaband.engines import Problem, register
 from deltaband.storage import container
 from tests.network.test_families import Encoder, Packed, Pooled
 from tests.support.classifiers import classifier
@@ -172,6 +172,23 @@ def test_rows_that_are_computed_again(tmp_path, monkeypatch):
     assert same(band, PredictionIntervals.load(tmp_path / "x.band", model))
     with pytest.raises(ArtefactError, match="computes its training rows again"):
         PredictionIntervals.load(tmp_path / "x.band", mlp(hidden=200, seed=1), strict=False)
+
+
+class NamedNetwork(nn.Module):
+    """Has a layer of the name that files once gave to networks which compute rows again."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Linear(3, 1).double()
+
+    def forward(self, x):
+        return self.network(x)
+
+
+def test_a_layer_named_network_is_loaded_for_other_weights(tmp_path):
+    fitted(NamedNetwork(), damping=1.0).save(tmp_path / "x.band")
+    with pytest.warns(DeltabandWarning, match="weights have changed"):
+        PredictionIntervals.load(tmp_path / "x.band", NamedNetwork(), strict=False)
 
 
 def test_parameters_by_pattern_and_by_function(tmp_path):
@@ -353,12 +370,23 @@ def test_nothing_that_is_not_fitted_is_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_of_the_users_is_refused_and_nothing_written(tmp_path):
+def test_a_registered_subclass_of_an_engine_is_saved_as_itself(tmp_path):
+    @register
+    class SubclassOfExact(Exact):
+        pass
+
+    band = fitted(engine=SubclassOfExact())
+    loaded = there_and_back(band, tmp_path / "x.band")
+    assert type(loaded.engine) is SubclassOfExact
+    assert same(band, loaded)
+
+
+def test_an_engine_that_is_not_registered_is_refused_and_nothing_written(tmp_path):
     class Mine(Exact):
         pass
 
     band = fitted(engine=Mine())
-    with pytest.raises(TypeError, match="Mine is not one of deltaband's own and cannot be saved"):
+    with pytest.raises(TypeError, match="Mine is not registered and cannot be saved"):
         band.save(tmp_path / "x.band")
     assert list(tmp_path.iterdir()) == []
 
@@ -418,22 +446,30 @@ def test_foreign_files_are_refused_and_run_no_code(content, tmp_path):
     path = tmp_path / "x.band"
     path.write_bytes(content)
     for read in (lambda: PredictionIntervals.load(path, mlp()), lambda: storage.inspect(path)):
-        with pytest.raises(ArtefactError, match=r"x\.band is no band of deltaband's, or a damaged one"):
+        with pytest.raises(ArtefactError, match=r"x\.band is not a band of deltaband, or it is damaged"):
             read()
     assert not Bomb.exploded
 
 
 def test_the_weights_of_something_else_are_no_band(tmp_path):
     save_file({"w": torch.zeros(3)}, tmp_path / "x.band")
-    with pytest.raises(ArtefactError, match="is a safetensors file, but no band of deltaband's"):
+    with pytest.raises(ArtefactError, match="is a safetensors file, but not a band of deltaband"):
         PredictionIntervals.load(tmp_path / "x.band", mlp())
 
 
 def test_a_newer_format_says_to_update(tmp_path):
     band = fitted()
     band.save(tmp_path / "x.band")
-    rewritten(tmp_path / "x.band", lambda metadata, tensors: metadata.update(format="2", deltaband="9.9"))
-    with pytest.raises(ArtefactError, match=r"written by deltaband 9\.9 in format 2, .* update deltaband"):
+    rewritten(tmp_path / "x.band", lambda metadata, tensors: metadata.update(format="3", deltaband="9.9"))
+    with pytest.raises(ArtefactError, match=r"written by deltaband 9\.9 in format 3, .* update deltaband"):
+        PredictionIntervals.load(tmp_path / "x.band", band.model)
+
+
+def test_a_format_before_the_first_release_says_to_fit_again(tmp_path):
+    band = fitted()
+    band.save(tmp_path / "x.band")
+    rewritten(tmp_path / "x.band", lambda metadata, tensors: metadata.update(format="1"))
+    with pytest.raises(ArtefactError, match="written by a version before the first release: fit again"):
         PredictionIntervals.load(tmp_path / "x.band", band.model)
 
 
@@ -445,11 +481,11 @@ def exchange(what, by):
     "change",
     [
         exchange('"PrimalCovariance"', '"os.system"'),
-        exchange('"engine": "Exact"', '"engine": "Popen"'),
+        exchange('"class": "Exact"', '"class": "Popen"'),
         exchange('"n_rows"', '"rows"'),
         exchange('"class": "Fit"', '"class": "Tail"'),
         exchange('"array"', '"anything"'),
-        exchange('"held"', '"kept"'),
+        exchange('"fits"', '"kept"'),
         lambda metadata, tensors: metadata.update(tree="{"),
         lambda metadata, tensors: metadata.update(tree="[]"),
         lambda metadata, tensors: metadata.update(band="{}"),

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import deltaband.fitting.accumulator
 import deltaband.network.network
-from deltaband.data.row_record import RowTrace
+from deltaband.data.row_record import RowRecord
 from tests.support.networks import regression
 from tests.support.process_groups import ENGINES, answers, made
 
@@ -41,8 +41,8 @@ def main():
     dist.init_process_group("gloo")
     rows = Rows(X, Y)
     band = made(ENGINES[engine])
-    taken, update = [], RowTrace.update
-    RowTrace.update = lambda self, x, y: taken.append(len(x)) or update(self, x, y)
+    taken, update = [], RowRecord.update
+    RowRecord.update = lambda self, x, y: taken.append(len(x)) or update(self, x, y)
     loader = DataLoader(rows, 10, sampler=DistributedSampler(rows, shuffle=True, seed=3))
     band.fit(loader, checkpoint=folder / "fit.ckpt", checkpoint_every=0, distributed=True, progress=False)
     rank = dist.get_rank()

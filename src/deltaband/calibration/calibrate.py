@@ -2,36 +2,73 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from ..data.batches import Batches
-from ..data.row_record import pair_hashes
+from ..data.row_record import pair_hashes, share_by_chance
 from ..engines import Covariance
-from ..fitting.evaluate import ask
-from ..fitting.fit import Fit
+from ..fitting.fit import Fit, evaluate_rows
 from ..metrics import interval_scores
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
-from .conformal import (
-    AllOutputs,
-    Calibration,
-    ConformalScale,
-    EachOutput,
-    Scales,
-    cross_calibrated_score,
-    drift,
-    scale_variances,
-)
+from ..storage.encoding import storable
+from .conformal import AllOutputs, ConformalScale, EachOutput, rows_needed
+from .scales import Scales
+
+DRIFT_P_VALUE = 1e-3  # below it, calibration and training rows are reported to differ
+EXCESS_SEEN_SHARE = 0.05  # of rows, beyond chance, from which on training rows among others are reported
+SCORE_LEVEL = 0.95  # of the interval scores before and after
 
 Residuals = Callable[[np.ndarray, Tensor], np.ndarray]  # outputs (b, m), targets -> (b, m)
+RowFunction = Callable[[GradientBatch], np.ndarray]
 
 
-def calibrated(
+@storable
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The result of a calibration."""
+
+    covariances: tuple[Covariance, ...]  # one per fit, which answers for every λ of its scales
+    scales: tuple[Scales, ...]
+    conformal: EachOutput | AllOutputs
+    score_before: float  # interval score on the calibration rows by the formula; NaN where it has no answer
+    score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
+    drift_p_value: float  # of "calibration rows have the leverages of training rows"; NaN where not tested
+    seen_share: float  # of the calibration rows that were training rows
+    repeated_share: float  # of the training rows that equal another, as many as may be seen by chance
+    n_rows: int
+
+    def warnings(self) -> list[str]:
+        """Return messages on what makes the guarantee doubtful."""
+        if self.seen_share > share_by_chance(self.repeated_share, self.n_rows) + EXCESS_SEEN_SHARE:
+            return [
+                f"{self.seen_share:.0%} of the calibration rows were training rows ({self.repeated_share:.0%} would be "
+                "by chance): their residuals are too small, so will be the intervals; calibrate on rows that the "
+                "network was not trained on"
+            ]
+        if self.drift_p_value < DRIFT_P_VALUE:
+            return [
+                "the calibration rows do not look like the training rows (their leverages differ, p = "
+                f"{self.drift_p_value:.1g}): the guarantee is for new rows that are like the calibration rows"
+            ]
+        return []
+
+    @property
+    def variance_functions(self) -> list[RowFunction]:
+        """For each fit the function of gradients that returns q under each λ of the scales, (b, L)."""
+        pairs = zip(self.covariances, self.scales, strict=True)
+        return [partial(covariance.variances, dampings=scales.dampings) for covariance, scales in pairs]
+
+
+def calibrate(
     fits: Sequence[Fit],
-    networks: Sequence[Network],  # one for each
+    networks: Sequence[Network],
     batches: Batches,
     residuals: Residuals,
     *,
@@ -39,51 +76,72 @@ def calibrated(
     joint: bool,
     seed: int,
 ) -> Calibration:
-    covariances, scales = zip(*(_scales(fit, tune) for fit in fits), strict=True)
-    r, answers, hashes = _pass(fits, networks, batches, residuals, covariances, scales)
+    """Return the calibration of fits, each with its network, on the rows of `batches`."""
+    covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
+    functions = [_row_function(*of_fit) for of_fit in zip(fits, covariances, scales, strict=True)]
+    r, answers, hashes = _evaluate(fits, networks, batches, residuals, functions)
     formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
     of_outputs = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
     n, m = r.shape
     conformal: EachOutput | AllOutputs
     if joint:
-        conformal, after = AllOutputs(r, q, of_outputs, seed), np.nan
+        conformal, after = AllOutputs.fit(r, q, of_outputs, seed), np.nan
     else:
-        conformal = EachOutput([ConformalScale(r[:, o], q[o], of_outputs[o]) for o in range(m)])
+        conformal = EachOutput(tuple(ConformalScale.fit(r[:, o], q[o], of_outputs[o]) for o in range(m)))
         after = float(np.mean([cross_calibrated_score(r[:, o], q[o], of_outputs[o], seed) for o in range(m)]))
-    half = np.concatenate([fit.student(0.95) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
+    half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
     training = [fit.leverages[:, o] for fit in fits for o in range(fit.n_outputs) if fit.leverages.shape[0]]
-    p_values = [drift(training[o], h[o]) for o in range(len(training))]
+    p_values = [drift_p_value(training[o], h[o]) for o in range(len(training))]
     return Calibration(
         covariances,
         scales,
         conformal,
-        score_before=float(interval_scores(r, -half, half, 0.95).mean()),
+        score_before=float(interval_scores(r, -half, half, SCORE_LEVEL).mean()),
         score_after=after,
-        drift=min(1.0, m * min(p_values)) if p_values else np.nan,  # Bonferroni: there are m tests
-        seen=fits[0].seen.share(hashes),
-        repeated=fits[0].seen.repeated,
+        drift_p_value=min(1.0, m * min(p_values)) if p_values else np.nan,  # Bonferroni: there are m tests
+        seen_share=fits[0].seen.share(hashes),
+        repeated_share=fits[0].seen.repeated,
         n_rows=n,
     )
 
 
-def _pass(
+def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
+    """Return the candidate scales of a fit, and the covariance that answers for their λ."""
+    if tune:
+        spectral = fit.covariance.eigendecomposed()
+        return spectral, Scales.grid(spectral.eigenvalues, fit.n_rows * fit.n_outputs)
+    if fit.covariance.damping is None:
+        raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")
+    return fit.covariance, Scales.single(fit.covariance.damping)
+
+
+def _row_function(fit: Fit, covariance: Covariance, scales: Scales) -> RowFunction:
+    """Return the function that gives q by the formula, the leverage, and q under every λ of the scales."""
+    reference = fit.reference
+
+    def evaluate(g: GradientBatch) -> np.ndarray:  # (b, 2 + L)
+        formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
+        return np.column_stack([formula, reference.leverage(g), covariance.variances(g, scales.dampings)])
+
+    return evaluate
+
+
+def _evaluate(
     fits: Sequence[Fit],
     networks: Sequence[Network],
     batches: Batches,
     residuals: Residuals,
-    covariances: Sequence[Covariance],
-    scales: Sequence[Scales],
+    functions: Sequence[RowFunction],
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Residuals (n, m), what is asked of each output's rows, (n, 2 + L), and hashes (n,)."""
-    questions = [_question(*of_fit) for of_fit in zip(fits, covariances, scales, strict=True)]
+    """Return the residuals (n, m), the values of the functions for each output, (n, 2 + L), and the hashes (n,)."""
     parts = []
     for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
-        asked = [
-            ask(network, x, question, fit.rows_at_once, first)
-            for fit, network, question in zip(fits, networks, questions, strict=True)
+        evaluated = [
+            evaluate_rows(network, x, function, fit.rows_at_once, first)
+            for fit, network, function in zip(fits, networks, functions, strict=True)
         ]
-        r = residuals(np.concatenate([outputs for outputs, _ in asked], axis=1), targets)
-        answers = [answer[:, o] for _, answer in asked for o in range(answer.shape[1])]
+        r = residuals(np.concatenate([outputs for outputs, _ in evaluated], axis=1), targets)
+        answers = [answer[:, o] for _, answer in evaluated for o in range(answer.shape[1])]
         parts.append((r, pair_hashes(networks[0].prepare(x), targets), *answers))
     if not parts:
         raise ValueError("the calibration data are empty (a generator can be read only once)")
@@ -91,21 +149,32 @@ def _pass(
     return r, answers, hashes
 
 
-def _question(fit: Fit, covariance: Covariance, scales: Scales) -> Callable[[GradientBatch], np.ndarray]:
-    """q by the formula, the leverage, and q under every λ of the scales."""
-    reference = fit.reference
+def cross_calibrated_score(residuals: np.ndarray, q: np.ndarray, scales: Scales, seed: int) -> float:
+    """Return the mean interval score with each tenth of the rows calibrated by the others; NaN if these are too few."""
+    order = np.random.default_rng(seed).permutation(len(residuals))
+    scores = []
+    for part in np.array_split(order, min(10, len(order))):
+        rest = np.setdiff1d(order, part)
+        if len(rest) < rows_needed(SCORE_LEVEL):
+            return math.nan
+        lower, upper = ConformalScale.fit(residuals[rest], q[rest], scales).bounds(q[part], (SCORE_LEVEL,))
+        scores.append(interval_scores(residuals[part], lower[:, 0], upper[:, 0], SCORE_LEVEL))
+    return float(np.concatenate(scores).mean())
 
-    def question(g: GradientBatch) -> np.ndarray:  # (b, 2 + L)
-        formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
-        return np.column_stack([formula, reference.leverage(g), scale_variances(covariance, scales, g)])
 
-    return question
+def drift_p_value(training: np.ndarray, calibration: np.ndarray) -> float:
+    """Return the p-value of "these are leverages of rows like the training rows"; NaN without training leverages.
 
+    A new row's leverage is larger than that of the same row among the training rows, h, and smaller than that of the
+    row left out of them, h/(1 − h). So it is compared with both, by one-sided Kolmogorov–Smirnov tests: is it smaller
+    than h, is it larger than h/(1 − h)?
+    """
+    if len(training) == 0:
+        return math.nan
+    from scipy.stats import ks_2samp
 
-def _scales(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
-    if tune:
-        spectral = fit.covariance.diagonalised()
-        return spectral, Scales.grid(spectral.eigenvalues, fit.n_rows * fit.n_outputs)
-    if fit.covariance.damping is None:
-        raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")
-    return fit.covariance, Scales.single(fit.covariance.damping)
+    left_out = training / np.maximum(1 - training, np.finfo(np.float64).eps)
+    rounding = 1e-4  # leverages of equal rows differ by this much at most
+    smaller = ks_2samp(calibration, (1 - rounding) * training, alternative="greater", method="asymp").pvalue
+    larger = ks_2samp(calibration, (1 + rounding) * left_out, alternative="less", method="asymp").pvalue
+    return min(1.0, 2 * float(min(smaller, larger)))

@@ -1,4 +1,4 @@
-"""The command line: `deltaband`, or `python -m deltaband.cli`. Needs the extra `cli`; nothing else imports it."""
+"""The command line: `deltaband`, or `python -m deltaband.cli`. It needs the extra `cli`; no other module imports it."""
 
 from __future__ import annotations
 
@@ -7,44 +7,48 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
 
 from ..errors import DeltabandWarning
+from .errors import Refusal
+from .output import one_line, strip_control_characters
 
-NEEDS = ("typer", "pyarrow")
+REQUIRED_PACKAGES = ("typer", "pyarrow")
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 refused or failed, 2 wrong options, 130 interrupted. Errors are one line on stderr."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
-        return _fail(f"no {' and no '.join(missing)}: pip install 'deltaband[cli]'", 1)
-    debug = "--debug" in given
-    given = [each for each in given if each != "--debug"] or ["--help"]
+    """Run a command and report errors in one line on stderr.
+
+    Args:
+        arguments: The words after `deltaband`; those of the process by default.
+
+    Returns:
+        The exit code: 0 done, 1 refused or failed, 2 wrong options, 130 interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if missing := [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]:
+        return _fail(f"missing {' and '.join(missing)}: pip install 'deltaband[cli]'", 1)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"] or ["--help"]
     from .app import run
-    from .errors import Refusal, one_line
 
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show
+            warnings.showwarning = lambda message, *_, **__: print(
+                f"deltaband: warning: {' '.join(str(message).split())}", file=sys.stderr
+            )
             warnings.simplefilter("default", DeltabandWarning)
-            warnings.simplefilter("ignore", FutureWarning)  # of torch, to its own developers
-            return run(given)
+            warnings.simplefilter("ignore", FutureWarning)  # torch's, for its own developers
+            return run(words)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        print("deltaband: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except Exception as error:
         if debug:
             traceback.print_exc()
         return _fail(one_line(error), error.code if isinstance(error, Refusal) else 1)
 
 
-def _show(
-    message: Warning | str, category: type, filename: str, lineno: int, file: TextIO | None = None, line: object = None
-) -> None:
-    print(f"deltaband: warning: {' '.join(str(message).split())}", file=sys.stderr)
-
-
 def _fail(message: str, code: int) -> int:
-    text = "".join(each if each.isprintable() else "�" for each in message)  # names from files may be anything
-    print(f"deltaband: {'error: ' if code != 130 else ''}{text}", file=sys.stderr)
+    print(f"deltaband: error: {strip_control_characters(message)}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""The commands, put together; typer is what reads the options."""
+"""The commands, registered with typer, which reads the options."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from .. import __version__
-from . import fit as making
-from . import predict as using
+from ..version import __version__
+from .demo import demo
 from .errors import Usage
+from .fit import fit, plan
+from .predict import evaluate, inspect, predict, report
 
 app = typer.Typer(
     name="deltaband",
@@ -19,13 +20,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (making.demo, making.plan, making.fit, using.predict, using.evaluate, using.inspect, using.report):
+for command in (demo, plan, fit, predict, evaluate, inspect, report):
     app.command()(command)
 
 
 @app.callback()
 def about(
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from. May stand anywhere.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from; allowed anywhere.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
 ) -> None:
     """Prediction intervals for neural networks that are already trained.
@@ -44,6 +45,7 @@ def about(
 
 
 def run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code; wrong options are a `Usage` error."""
     if list(arguments) == ["--version"]:
         print(f"deltaband {__version__}")
         return 0
@@ -52,12 +54,12 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
-        message = getattr(error, "format_message", None)  # what typer's own errors have, wherever it keeps them
+        message = getattr(error, "format_message", None)  # errors of typer itself, in whichever module it keeps them
         if message is None:
             raise
         context = getattr(error, "ctx", None)
         path = "deltaband" if context is None else context.command_path
         raise Usage(f"{message().rstrip('.')}; see {path} --help") from error
-    if code == 130:  # how newer versions tell of an interrupt
+    if code == 130:  # newer versions return the code of an interrupt
         raise KeyboardInterrupt
     return int(code or 0)

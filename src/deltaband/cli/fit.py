@@ -1,11 +1,12 @@
-"""Commands that make bands: demo, plan, fit."""
+"""Commands that read training rows: plan, fit."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,50 +15,23 @@ import torch
 import typer
 from torch import nn
 
+from .. import storage
 from ..calibration.conformal import rows_needed
-from ..damping import Damping
 from ..errors import warn
 from ..intervals import PredictionIntervals
-from ..storage import band_file as storage
 from . import options
 from .engines import engine, nbytes
-from .errors import Refusal, Usage, listed, with_kind
-from .loading import dtype, notes
-from .models import network
-from .pairs import Pairs, Part
-from .tables import Table, open_table
-from .telling import quiet, shown, tell
-from .writing import check_output
-
-
-def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the pictures go.")] = Path("demo-output"),
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps of each network.")] = 3000,
-    as_json: options.Json = False,
-) -> None:
-    """Take a tour in a minute.
-
-    Two networks are trained, three engines put intervals around their predictions, and two pictures are saved.
-
-    \b
-    Example:
-      deltaband demo --out pictures
-    """
-    from .. import demo as tour
-
-    if problem := tour.missing():
-        raise Refusal(problem)
-    if as_json:
-        lines = [line._asdict() for line in tour.run(out, steps)]
-        tell({"results": lines, "pictures": tour.pictures(out)}, "", as_json)
-    else:
-        tour.show(out, steps)
+from .errors import Refusal, Usage
+from .models import band_notes, load_network, network_dtype
+from .output import join_names, print_result, strip_control_characters, user_output_to_stderr, with_type
+from .rows import StoredRows, number_batches, row_store, store_rows
+from .tables import check_output, open_table
 
 
 def plan(
     model: options.Model,
     train: options.Train,
-    target: options.NoFeatures = None,
+    target: options.OptionalTarget = None,
     features: options.Features = None,
     weights: options.Weights = None,
     trust: options.Trust = False,
@@ -67,23 +41,24 @@ def plan(
     memory: options.Memory = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tell what a fit would need, before it starts.
+    """Show what a fit would need, before it starts.
 
-    For each engine the memory and, roughly, the time; the arrow points to the one that a fit takes. All cells are
-    looked at, but only a few rows go through the network.
+    For each engine the memory and, roughly, the time; the arrow points to the one that a fit uses. All cells are
+    checked, but only a few rows go through the network.
 
     \b
     Examples:
       deltaband plan network:make --train train.csv --target price
       deltaband plan network:make --train train.csv --target price --memory 500MB --json
     """
-    settings = _settings(weight_decay, damping, "mean", None, engine_text, memory)
-    table = open_table(train)
-    pairs, made = _prepared(table, target or [], features, model, weights, trust)
-    band, (x, y), pairs = PredictionIntervals(made, **settings), pairs.first(), pairs.checked()
-    # without targets any will do: only their number counts
-    with quiet():
-        found = band.plan([(x, y if target else np.zeros((len(x), _outputs(made, x))))], n_rows=pairs.n_rows)
+    settings = _check_settings(engine_text, memory, weight_decay=weight_decay, damping=damping)
+    rows = _open_training_rows(train, target or [], features, model, weights, trust)
+    n_rows, n_features = sum(map(len, rows.batches)), len(rows.features)
+    x, y = torch.from_numpy(rows.first[:, :n_features]).to(rows.dtype), rows.first[:, n_features:]
+    if not target:  # any targets will do, only their number counts
+        y = np.zeros((len(x), rows.n_outputs))
+    with user_output_to_stderr():
+        found = PredictionIntervals(rows.network, **settings).plan([(x, y)], n_rows=n_rows)
     engines = [
         {
             "engine": str(option),
@@ -94,8 +69,8 @@ def plan(
         }
         for option in found.options
     ]
-    sizes = {"rows": pairs.n_rows, "parameters": found.problem.n_parameters, "memory_bytes": found.memory}
-    tell({**sizes, "features": pairs.features, "engines": engines}, str(found), as_json)
+    sizes = {"rows": n_rows, "parameters": found.problem.n_parameters, "memory_bytes": found.memory}
+    print_result({**sizes, "features": rows.features, "engines": engines}, str(found), as_json)
 
 
 def fit(
@@ -121,9 +96,9 @@ def fit(
 ) -> None:
     """Fit intervals to a trained network.
 
-    They are fitted to its training rows and saved, together with its weights. Give what the optimiser was told,
-    --weight-decay, or λ itself, --damping. With --calibration on rows that the network was not trained on neither is
-    needed, and intervals cover at least as often as they say, whatever the network.
+    They are fitted to its training rows and saved together with its weights. Give the --weight-decay of the optimiser,
+    or λ itself as --damping. With --calibration on rows that the network was not trained on, neither is needed, and
+    intervals cover at least as often as their level says, whatever the network.
 
     \b
     Examples:
@@ -135,128 +110,137 @@ def fit(
           --damping 7.2 --engine important-directions:rank=200 --out y.band
     """
     start = time.perf_counter()
-    settings = _settings(weight_decay, damping, loss, batch_size, engine_text, memory)
+    scale = None
+    if target_mean or target_std:
+        if len(target_mean or []) != len(target_std or []):
+            raise Usage("give --target-mean and --target-std together, one of each for every target")
+        scale = np.array(target_mean), np.array(target_std)
+    rule = {"weight_decay": weight_decay, "damping": damping, "loss": loss, "batch_size": batch_size}
+    settings = _check_settings(engine_text, memory, **rule, target_transform=scale)
     if weight_decay is None and damping is None and calibration is None:
-        raise Usage("give --weight-decay or --damping, or --calibration, which does without them")
-    part, calibration_file = _held_out(calibration, seed)
-    check_output(out, force, ".band", (train, weights, calibration_file, Path(model)))
-    table, other = open_table(train), None if calibration_file is None else open_table(calibration_file)
-    scale = _scale(target_mean, target_std, len(table.select(target)))
-    pairs, made = _prepared(table, target, features, model, weights, trust)
-    pairs = replace(pairs, scale=scale, part=part)
-    held = None if part is None else replace(pairs, part=replace(part, held_out=True))
+        raise Usage("give --weight-decay or --damping, or --calibration, which needs neither")
+    held_out = _parse_calibration(calibration)
+    other_file = held_out if isinstance(held_out, Path) else None
+    check_output(out, force, [".band"], (train, weights, other_file, Path(model)))
+    other = None if other_file is None else open_table(other_file)
+    rows = _open_training_rows(train, target, features, model, weights, trust)
+    if scale is not None and len(scale[0]) != len(rows.targets):
+        raise Usage(f"--target-mean and --target-std: give one of each for every target, {len(rows.targets)}")
     if other is not None:
-        held = replace(pairs, table=other)
-        other.select([*pairs.features, *pairs.targets])
-    band = PredictionIntervals(made, **settings, target_transform=scale)
-    held = None if held is None else replace(held.checked(), doing="calibrating")
-    pairs = pairs.checked()
-    with quiet():
-        band.fit(pairs, n_rows=pairs.n_rows, progress=sys.stderr.isatty())
-        if held is not None:
-            band.calibrate(held, seed=seed)
-    if held is not None and (held.n_rows or 0) < rows_needed(0.95):
-        reached = f"levels up to {held.n_rows / (held.n_rows + 1):.3g}" if held.n_rows else "no level at all"
-        warn(f"{held.n_rows} calibration rows serve {reached}: 0.95 takes {rows_needed(0.95)} of them")
+        other_batches = number_batches(other, other.select(rows.columns), rows.dtype, f"checking {other.path.name}")
+    band = PredictionIntervals(rows.network, **settings)
+    with row_store() as file, user_output_to_stderr():
+        selected = np.zeros(store_rows(file, rows.batches), dtype=bool)  # for the calibration
+        if isinstance(held_out, float):
+            selected = np.random.default_rng(seed).random(len(selected)) < held_out
+        elif other is not None:
+            selected = np.append(selected, np.ones(store_rows(file, other_batches), dtype=bool))
+        if selected.all() or (calibration is not None and not selected.any()):
+            raise Refusal(f"{train} has no rows left for {'the fit' if selected.all() else 'calibration'}")
+        stored = StoredRows(file, len(rows.features), len(rows.targets), rows.dtype, scale, ~selected)
+        band.fit(stored, n_rows=stored.n_rows, progress=sys.stderr.isatty())
+        n_calibration = None if calibration is None else int(selected.sum())
+        if n_calibration is not None:
+            band.calibrate(replace(stored, selected=selected, progress_label="calibrating"), seed=seed)
+    if n_calibration is not None and n_calibration < rows_needed(0.95):
+        highest, needed = n_calibration / (n_calibration + 1), rows_needed(0.95)
+        warn(f"{n_calibration} calibration rows allow levels up to {highest:.3g}: 0.95 needs {needed} of them")
     files = {"train": train.name} | ({} if calibration is None else {"calibration": calibration})
-    size = storage.size(band, weights=True)
+    megabytes = f"{storage.size(band, weights=True) / 1e6:,.4g} MB"
     if sys.stderr.isatty():
-        print(f"writing {shown(str(out))}, {size / 1e6:,.4g} MB", file=sys.stderr)
-    storage.save(band, out, weights=True, notes=notes(model, pairs.features, pairs.targets, **files), overwrite=force)
-    found = {
+        print(f"writing {strip_control_characters(str(out))}, {megabytes}", file=sys.stderr)
+    notes = band_notes(model, rows.features, rows.targets, **files)
+    storage.save(band, out, weights=True, notes=notes, overwrite=force)
+    result = {
         "out": out,
         "bytes": out.stat().st_size,
         "rows": band.n_rows_,
-        "calibration_rows": None if held is None else held.n_rows,
-        "features": pairs.features,
-        "targets": pairs.targets,
+        "calibration_rows": n_calibration,
+        "features": rows.features,
+        "targets": rows.targets,
         "parameters": band.n_parameters_,
         "damping": band.damping_,
         "effective_parameters": band.effective_parameters_,
         "noise_std": band.noise_std_,
         "seconds": time.perf_counter() - start,
     }
-    what = f"{', '.join(pairs.targets)} from {listed(pairs.features)}"
-    tell(found, f"{band.summary()}\nsaved {out}, {size / 1e6:,.4g} MB: {what}", as_json)
+    columns = f"{', '.join(rows.targets)} from {join_names(rows.features)}"
+    print_result(result, f"{band.summary()}\nsaved {out}, {megabytes}: {columns}", as_json)
 
 
-def _settings(
-    weight_decay: float | None,
-    damping: float | None,
-    loss: str,
-    batch_size: int | None,
-    engine_text: str,
-    memory: str | None,
-) -> dict[str, Any]:
-    """Keywords of PredictionIntervals, checked before anything is read."""
-    if weight_decay is not None and damping is not None:
-        raise Usage("give --weight-decay or --damping, not both: λ is what a weight decay is turned into")
-    if loss not in ("mean", "half_mean", "sum"):
-        raise Usage(f"--loss must be mean, half_mean or sum, got {loss!r}")
-    try:
-        Damping(damping, weight_decay, loss, batch_size)
-    except (TypeError, ValueError) as error:
-        raise Usage(str(error)) from error
-    return {
-        "weight_decay": weight_decay,
-        "damping": damping,
-        "loss": loss,
-        "batch_size": batch_size,
-        "engine": engine(engine_text),
-        "memory": None if memory is None else nbytes(memory),
-    }
+@dataclass(frozen=True)
+class _TrainingRows:
+    """The network and its training rows, of which only the first batch has been read."""
+
+    network: nn.Module
+    n_outputs: int
+    dtype: torch.dtype
+    features: list[str]
+    targets: list[str]
+    first: np.ndarray  # (b, features + targets)
+    batches: Iterator[np.ndarray]  # of all rows, the first batch included
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self.features, *self.targets]
 
 
-def _held_out(calibration: str | None, seed: int) -> tuple[Part | None, Path | None]:
-    """The rows to fit to, where some of the file are for calibration; or the file that those are in."""
-    if calibration is None:
-        return None, None
-    try:
-        fraction = float(calibration)
-    except ValueError:
-        return None, Path(calibration)
-    if not 0 < fraction < 1:
-        raise Usage(f"--calibration must be a file, or a fraction between 0 and 1, got {calibration}")
-    return Part(fraction, seed, held_out=False), None
-
-
-def _scale(mean: Sequence[float] | None, std: Sequence[float] | None, m: int) -> tuple[np.ndarray, np.ndarray] | None:
-    if not mean and not std:
-        return None
-    if len(mean or []) != m or len(std or []) != m:
-        raise Usage(f"--target-mean and --target-std go together, one of each for every target: {m}")
-    if not (np.isfinite([*(mean or []), *(std or [])]).all() and min(std or [0]) > 0):
-        raise Usage("--target-mean must be finite, --target-std positive")
-    return np.array(mean), np.array(std)
-
-
-def _prepared(
-    table: Table, target: Sequence[str], features: Sequence[str] | None, model: str, weights: Path | None, trust: bool
-) -> tuple[Pairs, nn.Module]:
-    """The rows and the network, which have been seen to go together."""
+def _open_training_rows(
+    path: Path, target: Sequence[str], features: Sequence[str] | None, model: str, weights: Path | None, trust: bool
+) -> _TrainingRows:
+    """Load the network, and check on the first rows that it takes the features and returns the targets."""
+    table = open_table(path)
     targets = table.select(target)
     chosen = table.select(features) if features else [name for name in table.names if name not in targets]
     if both := set(chosen).intersection(targets):
         raise Usage(f"column {min(both)!r} cannot be both a feature and a target")
     if not chosen:
-        raise Refusal(f"{table.path} has no columns but the targets")
-    made = network(model, weights, trust)
-    pairs = Pairs(table, chosen, targets, dtype(made))
-    m = _outputs(made, pairs.first()[0], chosen)
+        raise Refusal(f"{path} has no columns except the targets")
+    network = load_network(model, weights, trust)
+    dtype = network_dtype(network)
+    batches = number_batches(table, [*chosen, *targets], dtype, f"checking {path.name}")
+    first = next(batches)
+    m = _count_outputs(network, torch.from_numpy(first[:2, : len(chosen)]).to(dtype), chosen)
     if targets and m != len(targets):
-        raise Refusal(f"the network returns {m} numbers a row, and there are {len(targets)} targets: {listed(targets)}")
-    return pairs, made
+        raise Refusal(
+            f"the network returns {m} numbers per row, but the number of targets is {len(targets)}: "
+            f"{join_names(targets)}"
+        )
+    return _TrainingRows(network, m, dtype, chosen, targets, first, itertools.chain([first], batches))
 
 
-def _outputs(model: nn.Module, x: torch.Tensor, features: Sequence[str] = ()) -> int:
-    """How many numbers the network returns for a row; a refusal that names the columns where it returns none."""
+def _count_outputs(model: nn.Module, x: torch.Tensor, features: Sequence[str]) -> int:
+    """Return how many numbers the network returns per row; where it fails, the error names the columns."""
     device = next((w.device for w in model.parameters()), None)
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), user_output_to_stderr():
         try:
-            y = model(x[:2].to(device))
+            y = model(x.to(device))
         except Exception as error:
-            given = f"{len(features)} features ({listed(features)})"
-            raise Refusal(f"the network could not take {given}: {with_kind(error)}; --features says which") from error
+            given = f"{len(features)} features ({join_names(features)})"
+            raise Refusal(f"the network failed on {given}: {with_type(error)}; see --features") from error
     if not isinstance(y, torch.Tensor):
         raise Refusal(f"the network returns {type(y).__name__}: let the factory return one that picks the prediction")
-    return y[0].numel() if y.ndim else 1  # what else is wrong with it, the library says
+    return y[0].numel() if y.ndim else 1  # other problems are reported by the library
+
+
+def _check_settings(engine_text: str, memory: str | None, **settings: Any) -> dict[str, Any]:
+    """Return the keywords of PredictionIntervals, checked before any file is read."""
+    settings["engine"], settings["memory"] = engine(engine_text), None if memory is None else nbytes(memory)
+    try:
+        PredictionIntervals(nn.PReLU(), **settings)  # any module will do
+    except (TypeError, ValueError) as error:
+        raise Usage(str(error)) from error
+    return settings
+
+
+def _parse_calibration(text: str | None) -> float | Path | None:
+    """Return the share of the rows to hold out, or the file that holds the calibration rows."""
+    if text is None:
+        return None
+    try:
+        fraction = float(text)
+    except ValueError:
+        return Path(text)
+    if not 0 < fraction < 1:
+        raise Usage(f"--calibration must be a file, or a fraction between 0 and 1, got {text}")
+    return fraction

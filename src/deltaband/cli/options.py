@@ -1,4 +1,4 @@
-"""The options that commands share, each told once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ from typing import Annotated
 
 import typer
 
-MODEL_HELP = (
-    "The network: package.module:factory, where factory is a function without arguments that returns the "
-    "torch.nn.Module, or the module itself; looked up in the current folder too. Whatever scaling of its inputs it was "
-    "trained with belongs into it. Or a .pt2 file of torch.export, made in eval mode with a dynamic batch dimension; "
-    "only with --trust."
-)
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-SameModel = Annotated[
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="The network: package.module:factory, where factory is a function without arguments that returns the "
+        "torch.nn.Module, or the module itself; the current folder is searched too. The network must scale its inputs "
+        "itself if it was trained on scaled ones. Or a .pt2 file of torch.export, made in eval mode with a dynamic "
+        "batch dimension; only with --trust.",
+    ),
+]
+SavedModel = Annotated[
     str | None,
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="The network's factory again, as for fit (`deltaband inspect` shows its name); the weights come from the "
+        help="The factory of the network, as for fit (`deltaband inspect` shows its name); the weights come from the "
         "band file. Nothing is imported unless it is named here.",
     ),
 ]
 Weights = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE",
-        help="Its weights: .safetensors, or a .pt state dict, of which only tensors are loaded.",
+        metavar="FILE", help="Weights of the network: .safetensors, or a .pt state dict; only tensors are loaded."
     ),
 ]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Load a .pt2 file although that can run code which is in it. Only if you trust it."),
+    typer.Option("--trust", help="Load a .pt2 file although that can run code in it. Only if you trust the file."),
 ]
-DATA_HELP = (
-    ".csv (with a line of names), .parquet or .npz (each array with a row for each example; an array X of two "
-    "dimensions is the columns X0, X1 …, and its name stands for all of them); read some rows at a time."
+BandFile = Annotated[Path, typer.Argument(metavar="X.band", help="A file that `deltaband fit` has written.")]
+FORMATS = (
+    ".csv (first line: names of the columns), .parquet or .npz (arrays with one row per example; an array X of two "
+    "dimensions is the columns X0, X1 …, and its name stands for all of them)."
 )
-Train = Annotated[Path, typer.Option(metavar="FILE", help=f"The rows the network was trained on: {DATA_HELP}")]
-Data = Annotated[Path, typer.Option(metavar="FILE", help=f"The rows: {DATA_HELP} Columns are found by name.")]
+Train = Annotated[Path, typer.Option(metavar="FILE", help=f"The rows the network was trained on: {FORMATS}")]
+Data = Annotated[Path, typer.Option(metavar="FILE", help=f"The rows: {FORMATS} Columns are found by name.")]
 Features = Annotated[
     list[str] | None,
     typer.Option(
@@ -49,43 +52,38 @@ Features = Annotated[
 ]
 Target = Annotated[
     list[str],
-    typer.Option(metavar="COLUMN", help="What the network predicts; once for each output, in the network's order."),
+    typer.Option(metavar="COLUMN", help="What the network predicts; once per output, in the network's order."),
 ]
-NoFeatures = Annotated[
+OptionalTarget = Annotated[
     list[str] | None,
-    typer.Option("--target", metavar="COLUMN", help="What the network predicts: columns that are no features."),
+    typer.Option("--target", metavar="COLUMN", help="What the network predicts: columns that are not features."),
 ]
-SameFeatures = Annotated[
-    list[str] | None,
-    typer.Option("--features", metavar="A,B,C", help="Only for a band saved by Python, which knows no names."),
-]
-SameTargets = Annotated[
-    list[str] | None,
-    typer.Option("--target", metavar="COLUMN", help="Only for a band saved by Python, which knows no names."),
-]
+FILE_WITHOUT_NAMES = "Only for a band saved from Python, which has no column names."
+SavedFeatures = Annotated[list[str] | None, typer.Option("--features", metavar="A,B,C", help=FILE_WITHOUT_NAMES)]
+SavedTargets = Annotated[list[str] | None, typer.Option("--target", metavar="COLUMN", help=FILE_WITHOUT_NAMES)]
 WeightDecay = Annotated[
-    float | None, typer.Option(metavar="WD", help="The weight decay the optimiser was given; with --loss it gives λ.")
+    float | None, typer.Option(metavar="WD", help="The weight decay of the optimiser; λ follows from it and --loss.")
 ]
-Damping = Annotated[float | None, typer.Option(metavar="LAMBDA", help="λ itself, in the place of --weight-decay.")]
+Damping = Annotated[float | None, typer.Option(metavar="LAMBDA", help="λ itself, instead of --weight-decay.")]
 Loss = Annotated[
     str,
     typer.Option(metavar="mean|half_mean|sum", help="The squared loss of training: its mean, half of that, or a sum."),
 ]
-BatchSize = Annotated[int | None, typer.Option(metavar="ROWS", help="Of training; only with --loss sum.")]
+BatchSize = Annotated[int | None, typer.Option(metavar="ROWS", help="Batch size of training; only with --loss sum.")]
 TargetMean = Annotated[
     list[float] | None,
     typer.Option(metavar="M", help="If the network was trained on (target − M)/S; intervals are in the file's units."),
 ]
-TargetStd = Annotated[list[float] | None, typer.Option(metavar="S", help="Goes with --target-mean.")]
+TargetStd = Annotated[list[float] | None, typer.Option(metavar="S", help="Standard deviation for --target-mean.")]
 Calibration = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|FRACTION",
-        help="Rows that the network was NOT trained on, to put the intervals right with: a file, or a share of "
-        "--train, namely the rows where numpy.random.default_rng(SEED).random(n) < FRACTION; train without them.",
+        help="Rows that the network was NOT trained on, to calibrate the intervals: a file, or a share of --train, "
+        "namely the rows where numpy.random.default_rng(SEED).random(n) < FRACTION; train without them.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of --calibration FRACTION.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed for drawing the rows of --calibration FRACTION.")]
 EngineText = Annotated[
     str,
     typer.Option(
@@ -96,11 +94,11 @@ EngineText = Annotated[
     ),
 ]
 Memory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="For the fit, such as 2GB. Default: half of what is free.")
+    str | None, typer.Option(metavar="SIZE", help="Memory for the fit, such as 2GB. Default: half of what is free.")
 ]
 Level = Annotated[
     list[float] | None,
     typer.Option("--level", metavar="LEVEL", help="Between 0 and 1; may be given more than once. Default: 0.95."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON; null stands for what is not a finite number.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON; numbers that are not finite become null.")]

@@ -1,1 +1,1 @@
-"""What users bring: inputs, batches of rows, labels, and what is remembered of the rows."""
+"""Data as users bring them: inputs, batches of rows, labels, and the record of the rows that were read."""

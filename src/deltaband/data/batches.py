@@ -1,4 +1,4 @@
-"""Training data as a stream of checked chunks of inputs and targets, whatever the user brought."""
+"""Data as a stream of checked chunks of inputs and targets, whatever the user brought."""
 
 from __future__ import annotations
 
@@ -13,34 +13,46 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import EmptyDataError
-from ..validation import check_finite, described, from_numpy
+from ..validation import check_finite, check_positive_int, describe, tensor_from_numpy
 from .inputs import Inputs
 
-EMPTY = "the training data are empty (a generator can be read only once): give at least one row"
-LOOKED = 8  # rows that are looked at before a pass
-BATCH_ROWS = 1024  # for data that come without batches of their own
+EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only once): give at least one row"
+FEWEST_FIRST_ROWS = 8  # rows that `peek` reads at least, where there are as many
+DEFAULT_BATCH_ROWS = 1024  # rows per batch of data that come without batches of their own
+
+Unpack = Callable[[Any], tuple[Any, Any]]  # a batch of any layout -> inputs, targets
+OnSkipped = Callable[[Inputs, Tensor, int], None]  # inputs, targets, index of the first row
 
 
-Skip = Callable[[Inputs, Tensor, int], None]  # inputs, targets, index of the first row
-Pairs = Callable[[Any], tuple[Any, Any]]  # a batch of any layout -> inputs, targets
+@dataclass(frozen=True, eq=False)
+class FirstRows:
+    """The first inputs of the data, with their targets: at least eight rows, if there are as many of one format."""
+
+    x: Inputs
+    y: Tensor  # (n, m)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batches:
-    """Batches of `(x, y)` with `y` in float64, and how many rows they hold where that is known beforehand."""
+    """Batches `(x, y)` with `y` in float64, and the number of their rows where it is known beforehand."""
 
     source: Iterable[Any]
     n_rows: int | None
-    pairs: Pairs | None = None  # what makes (x, y) of a batch that is something else
-    limit: int | None = None  # rows, of which those that come after are left out
+    unpack: Unpack | None = None  # makes (x, y) of a batch that is something else
+    max_rows: int | None = None  # rows after these are left out
+    is_checked: bool = False  # whether all values are known to be finite
+    first: FirstRows | None = None  # what `peek` has read
+    targets: Tensor | None = None  # of all rows, where they are arrays
 
     @property
-    def twice(self) -> bool:
+    def reiterable(self) -> bool:
         """Whether they can be read more than once."""
         return not isinstance(self.source, Iterator)
 
-    def peek(self) -> tuple[Inputs, Tensor, Batches]:
-        """Some of the first inputs and targets, and the batches as if none had been read."""
+    def peek(self) -> tuple[FirstRows, Batches]:
+        """Return the first rows, and the batches as if none had been read; these remember the first rows."""
+        if self.first is not None:
+            return self.first, self
         taken: list[Any] = []
         rest = iter(self.source)
 
@@ -49,38 +61,39 @@ class Batches:
                 taken.append(batch)
                 yield batch
 
-        looked: list[tuple[Inputs, Tensor]] = []
+        pairs: list[tuple[Inputs, Tensor]] = []
         for x, y in replace(self, source=recorded())._checked():
-            if looked and x.kind != looked[0][0].kind:
+            if pairs and x.row_format != pairs[0][0].row_format:
                 break
-            looked.append((x, y))
-            if sum(len(x) for x, _ in looked) >= LOOKED:
+            pairs.append((x, y))
+            if sum(len(x) for x, _ in pairs) >= FEWEST_FIRST_ROWS:
                 break
-        if not looked:
-            raise EmptyDataError(EMPTY)
-        begun = itertools.chain(taken, rest)
-        source = begun if not self.twice else _Begun(begun, self.source)
-        return *_join(looked), replace(self, source=source)
+        if not pairs:
+            raise EmptyDataError(EMPTY_DATA_MESSAGE)
+        started = itertools.chain(taken, rest)
+        source = _StartedSource(started, self.source) if self.reiterable else started
+        first = FirstRows(*_join(pairs))
+        return first, replace(self, source=source, first=first)
 
     def chunks(
-        self, rows_at_once: Callable[[Inputs], int], n_skipped: int = 0, skip: Skip | None = None
+        self, rows_at_once: Callable[[Inputs], int], n_skipped: int = 0, on_skipped: OnSkipped | None = None
     ) -> Iterator[tuple[Inputs, Tensor, int]]:
-        """`(x, y, index of the first row)`, as many rows at a time as `rows_at_once` says, looking at the first batch.
+        """Yield `(x, y, index of the first row)`, with as many rows as `rows_at_once(first batch)` says.
 
-        Small batches are put together, large ones are cut; batches whose rows differ in shape are not mixed. The first
-        `n_skipped` rows go to `skip` instead, batch by batch.
+        Small batches are joined, large ones are split; batches whose rows differ in format are not mixed. The first
+        `n_skipped` rows go to `on_skipped` instead, batch by batch.
         """
         done = waiting = rows = 0
         pending: list[tuple[Inputs, Tensor]] = []
         for x, y in self._checked():
             rows = rows or rows_at_once(x)
-            if skip is not None and done < n_skipped:
+            if on_skipped is not None and done < n_skipped:
                 few = min(n_skipped - done, len(x))
-                skip(x[:few], y[:few], done)
+                on_skipped(x[:few], y[:few], done)
                 done, x, y = done + few, x[few:], y[few:]
                 if len(x) == 0:
                     continue
-            if pending and x.kind != pending[0][0].kind:
+            if pending and x.row_format != pending[0][0].row_format:
                 yield *_join(pending), done
                 done, waiting, pending = done + waiting, 0, []
             pending.append((x, y))
@@ -96,59 +109,60 @@ class Batches:
             yield *_join(pending), done
 
     def _checked(self) -> Iterator[tuple[Inputs, Tensor]]:
+        """Yield the batches that have rows, up to `max_rows` rows, or raise with what is wrong."""
         done, n_columns = 0, None
         for batch in self.source:
-            pair = batch if self.pairs is None else self.pairs(batch)
+            pair = batch if self.unpack is None else self.unpack(batch)
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise TypeError(
-                    f"each batch must be a pair (x, y), got {described(pair)}; give arrays as X and y, or "
+                    f"each batch must be a pair (x, y), got {describe(pair)}; give arrays as X and y, or "
                     "a batch= function that turns a batch into inputs and targets"
                 )
-            x, y = Inputs.of(pair[0]), targets(pair[1])
-            check_pair(x, y)
-            if self.limit is not None:
-                x, y = x[: self.limit - done], y[: self.limit - done]
+            x, y = Inputs.of(pair[0]), read_targets(pair[1])
+            check_lengths(x, y)
+            if self.max_rows is not None:
+                x, y = x[: self.max_rows - done], y[: self.max_rows - done]
             n_columns = y.shape[1] if n_columns is None else n_columns
             if y.shape[1] != n_columns:
                 raise ValueError(f"targets have {n_columns} columns at first and {y.shape[1]} from row {done} on")
             if len(x):
-                x.check_finite(done)
-                check_finite(y, "targets", done)
+                if not self.is_checked:
+                    x.check_finite(done)
+                    check_finite(y, "targets", done)
                 yield x, y
             done += len(x)
-            if done == self.limit:
+            if done == self.max_rows:
                 return
 
 
-class _Begun:
-    """Data whose first batches have been looked at: a loader that starts processes starts them once for the pass."""
+class _StartedSource:
+    """Data whose first batches have been read; the first pass continues, so that a loader starts its workers once."""
 
-    def __init__(self, begun: Iterator[Any], source: Iterable[Any]) -> None:
-        self._begun: Iterator[Any] | None = begun
+    def __init__(self, started: Iterator[Any], source: Iterable[Any]) -> None:
+        self._started: Iterator[Any] | None = started
         self._source = source
 
     def __iter__(self) -> Iterator[Any]:
-        begun, self._begun = self._begun, None
-        return iter(self._source) if begun is None else begun
+        started, self._started = self._started, None
+        return iter(self._source) if started is None else started
 
 
-def read(data: Any, y: Any = None, n_rows: int | None = None, pairs: Pairs | None = None) -> Batches:
-    """`data` is a loader of `(x, y)` batches, or of what `pairs` makes such ones of; or the inputs X with their
-    targets y."""
-    if n_rows is not None and (isinstance(n_rows, bool) or not isinstance(n_rows, int | np.integer) or n_rows < 1):
-        raise ValueError(f"n_rows must be a positive whole number, got {n_rows!r}")
+def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | None = None) -> Batches:
+    """Return the batches of a loader of `(x, y)`, or of what `unpack` turns into that; or of inputs X and targets y."""
+    if n_rows is not None:
+        check_positive_int(n_rows, "n_rows")
     if y is not None:
         if isinstance(data, DataLoader | Dataset):
             raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
-        X, y = Inputs.of(data), targets(y)
-        check_pair(X, y)
-        # A long fit must not end in an error that a look at the arrays would have given.
+        X, y = Inputs.of(data), read_targets(y)
+        check_lengths(X, y)
+        # once and here: a long fit must not end in an error that a look at the arrays would have given
         X.check_finite()
         check_finite(y, "targets")
-        source = [(X[i : i + BATCH_ROWS], y[i : i + BATCH_ROWS]) for i in range(0, len(X), BATCH_ROWS)]
+        source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
         if n_rows is not None and n_rows != len(X):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
-        return Batches(source, len(X))
+        return Batches(source, len(X), is_checked=True, targets=y)
     if isinstance(data, Tensor | np.ndarray | Mapping) or hasattr(data, "__array__"):
         raise TypeError("targets are missing: give X and y, or a loader of (x, y) batches")
     if isinstance(data, IterableDataset):
@@ -156,24 +170,24 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, pairs: Pairs | Non
     if isinstance(data, Dataset):
         if not hasattr(data, "__len__"):
             raise TypeError("a Dataset must have a length: define __len__, or pass a loader of (x, y) batches")
-        data = DataLoader(data, batch_size=BATCH_ROWS)
+        data = DataLoader(data, batch_size=DEFAULT_BATCH_ROWS)
     if isinstance(data, DataLoader):
-        return Batches(data, n_rows or _loader_rows(data), pairs)
-    if isinstance(data, list) and pairs is None:
+        return Batches(data, n_rows or _loader_rows(data), unpack)
+    if isinstance(data, list) and unpack is None:
         return Batches(data, n_rows or sum(_length(batch) for batch in data))
     if not isinstance(data, Iterable):
-        raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {described(data)}")
-    return Batches(data, n_rows, pairs)
+        raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {describe(data)}")
+    return Batches(data, n_rows, unpack)
 
 
-def targets(y: Any) -> Tensor:  # (n, m) float64
-    """Targets of shape (n,) or (n, m), a column for each output; whole numbers are converted."""
+def read_targets(y: Any) -> Tensor:  # (n, m) float64
+    """Return targets of shape (n,) or (n, m) with one column per output, in float64."""
     if isinstance(y, Tensor):
         tensor = y.detach()
     elif isinstance(y, np.ndarray | list) or hasattr(y, "__array__"):
-        tensor = from_numpy(np.asanyarray(y), "targets")
+        tensor = tensor_from_numpy(np.asanyarray(y), "targets")
     else:
-        raise TypeError(f"targets must be a tensor or a NumPy array, got {described(y)}")
+        raise TypeError(f"targets must be a tensor or a NumPy array, got {describe(y)}")
     if tensor.is_complex():
         raise TypeError("targets must be real, got complex numbers")
     if tensor.ndim == 1:
@@ -183,13 +197,14 @@ def targets(y: Any) -> Tensor:  # (n, m) float64
     return tensor.cpu().double()
 
 
-def check_pair(x: Inputs, y: Tensor) -> None:
+def check_lengths(x: Inputs, y: Tensor) -> None:
+    """Raise unless there are as many targets as inputs."""
     if len(x) != len(y):
-        raise ValueError(f"inputs and targets must have as many rows: {len(x)} inputs, {len(y)} targets")
+        raise ValueError(f"inputs and targets must have the same number of rows: {len(x)} inputs, {len(y)} targets")
 
 
 def _loader_rows(loader: DataLoader[Any]) -> int | None:
-    """How many rows a DataLoader will give, or None where it cannot be known."""
+    """Return how many rows a DataLoader will give, or None where that is unknown."""
     if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
         return None
     try:
@@ -199,7 +214,7 @@ def _loader_rows(loader: DataLoader[Any]) -> int | None:
 
 
 def _length(batch: Any) -> int:
-    """Rows of one batch; 0 for what will be refused when its turn comes."""
+    """Return the number of rows of one batch; 0 for what will be refused when its turn comes."""
     y = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
     try:
         return len(y)  # type: ignore[arg-type]

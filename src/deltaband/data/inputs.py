@@ -1,4 +1,4 @@
-"""What a network takes: a tensor, several of them, or tensors by name, with a row for each example in every one."""
+"""The inputs of a network: one tensor, several, or tensors by name, each with one row per example."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..validation import check_finite, described, from_numpy
+from ..storage.encoding import storable
+from ..validation import check_finite, describe, tensor_from_numpy
 
 
+@storable
 @dataclass(frozen=True)
 class Inputs:
-    """Rows of one tensor; of several, `names` being None; or of tensors by name."""
+    """Rows of one tensor, of several (`names` is None), or of tensors by name."""
 
     tensors: tuple[Tensor, ...]
     names: tuple[str, ...] | None = None
@@ -25,8 +27,10 @@ class Inputs:
 
     @classmethod
     def of(cls, x: Any) -> Inputs:
-        """Tensors and arrays, alone, in a tuple or list, or in a mapping. An array is shared, not copied, where torch
-        can."""
+        """Return the inputs in a tensor or array, in a tuple or list of them, or in a mapping.
+
+        The memory of an array is shared where torch can.
+        """
         if isinstance(x, Inputs):
             return x
         if isinstance(x, PackedSequence):
@@ -37,7 +41,7 @@ class Inputs:
             made = cls(tuple(_tensor(x[name], f"input {name!r}") for name in x), tuple(x), single=False)
         elif isinstance(x, tuple | list):
             if not all(isinstance(part, Tensor | np.ndarray) or hasattr(part, "__array__") for part in x):
-                raise TypeError(f"inputs must be a tensor or a NumPy array, or several of them, got {described(x)}")
+                raise TypeError(f"inputs must be a tensor or a NumPy array, or several of them, got {describe(x)}")
             made = cls(tuple(_tensor(part, f"input {i}") for i, part in enumerate(x)), single=False)
         else:
             made = cls((_tensor(x, "inputs"),))
@@ -45,7 +49,7 @@ class Inputs:
             raise ValueError(f"inputs are an empty {type(x).__name__}: give at least one tensor")
         if len({len(tensor) for tensor in made.tensors}) > 1:
             sizes = ", ".join(f"{name}: {len(t)}" for name, t in zip(made._labels(), made.tensors, strict=True))
-            raise ValueError(f"all inputs must have as many rows, got {sizes}")
+            raise ValueError(f"all inputs must have the same number of rows, got {sizes}")
         return made
 
     def __len__(self) -> int:
@@ -55,14 +59,16 @@ class Inputs:
         return self.map(lambda tensor: tensor[index])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Return inputs with `change` applied to every tensor."""
         return replace(self, tensors=tuple(map(change, self.tensors)))
 
     def split(self, size: int) -> Iterator[Inputs]:
+        """Yield the rows in parts of `size`; no rows are one empty part."""
         for start in range(0, max(len(self), 1), size):
             yield self[start : start + size]
 
     def arguments(self, forward: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Several tensors are several arguments, tensors by name are named ones, unless `forward` takes them as one."""
+        """Return the arguments for `forward`: one per tensor, by name where named, or a single one if it takes that."""
         if self.single:
             return self.tensors, {}
         args = self.tensors if self.names is None else ()
@@ -75,30 +81,32 @@ class Inputs:
 
     @staticmethod
     def cat(parts: Sequence[Inputs]) -> Inputs:
-        """The rows of all of them, which are of one kind."""
+        """Return the rows of all parts, which have one format."""
         if len(parts) == 1:
             return parts[0]
         return replace(parts[0], tensors=tuple(map(torch.cat, zip(*(part.tensors for part in parts), strict=True))))
 
     @property
-    def kind(self) -> tuple[Any, ...]:
-        """Equal where rows can be put together."""
+    def row_format(self) -> tuple[Any, ...]:
+        """Names, shapes and types of a row: inputs with equal ones can be concatenated."""
         return (self.names, self.single, *((tensor.shape[1:], tensor.dtype) for tensor in self.tensors))
 
     @property
     def nbytes(self) -> int:
+        """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def __str__(self) -> str:
-        described = [f"shape {tuple(tensor.shape)} and {tensor.dtype}" for tensor in self.tensors]
+        descriptions = [f"shape {tuple(tensor.shape)} and {tensor.dtype}" for tensor in self.tensors]
         if self.single:
-            return described[0]
-        return ", ".join(f"{name}: {what}" for name, what in zip(self._labels(), described, strict=True))
+            return descriptions[0]
+        return ", ".join(f"{name}: {what}" for name, what in zip(self._labels(), descriptions, strict=True))
 
     def _labels(self) -> Sequence[str]:
         return self.names if self.names is not None else [str(i) for i in range(len(self.tensors))]
 
     def check_finite(self, first_row: int = 0) -> None:
+        """Raise if a row holds NaN or inf; `first_row` is the index of the first row in the data."""
         for label, tensor in zip(self._labels(), self.tensors, strict=True):
             check_finite(tensor, "inputs" if self.single else f"inputs ({label})", first_row)
 
@@ -107,9 +115,9 @@ def _tensor(x: Any, what: str) -> Tensor:
     if isinstance(x, Tensor):
         tensor = x.detach()
     elif isinstance(x, np.ndarray) or hasattr(x, "__array__"):
-        tensor = from_numpy(np.asanyarray(x), what)
+        tensor = tensor_from_numpy(np.asanyarray(x), what)
     else:
-        raise TypeError(f"{what} must be a tensor or a NumPy array, got {described(x)}")
+        raise TypeError(f"{what} must be a tensor or a NumPy array, got {describe(x)}")
     if tensor.ndim == 0:
         raise ValueError(f"{what} must have one row per example, got a single number")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":

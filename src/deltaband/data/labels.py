@@ -1,4 +1,4 @@
-"""Class labels, checked, and how well the scores of a network fit them."""
+"""Checks of class labels, and how well the scores of a network agree with them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.nn.functional import logsigmoid
 
 
 def n_classes(n_returned: int) -> int:
-    """How many classes a network with so many outputs tells apart."""
+    """Return the number of classes of a network with `n_returned` outputs."""
     return max(n_returned, 2)
 
 
-def refuse_names(y: Any) -> None:
-    """Labels that are words: what would be said of targets does not help."""
+def refuse_text_labels(y: Any) -> None:
+    """Raise if labels are text or objects: the error that targets would give does not help."""
     kind = getattr(getattr(y, "dtype", None), "kind", None)
     if kind in ("U", "S", "O") or (isinstance(y, list) and any(isinstance(label, str) for label in y)):
         raise TypeError(
@@ -25,10 +25,10 @@ def refuse_names(y: Any) -> None:
         )
 
 
-def checked(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 -> (b,) int64
-    """Labels, or an error that says what came and what to do."""
+def check_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 -> (b,) int64
+    """Return the labels, or raise with what came and what to do."""
     classes = n_classes(n_returned)
-    expected = f"labels must be whole numbers from 0 to {classes - 1}, one a row"
+    expected = f"labels must be whole numbers from 0 to {classes - 1}, one per row"
     if targets.shape[1] != 1:
         one_hot = targets.shape[1] == classes
         hint = "; for one-hot rows give y.argmax(axis=1)" if one_hot else ""
@@ -48,25 +48,26 @@ def checked(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 -> (b
 
 
 class Tally:
-    """Takes in scores and labels chunk by chunk; for each fit the share of rows that are classified right."""
+    """A count of the rows that are classified correctly, for each fit, updated with every chunk of scores."""
 
     def __init__(self) -> None:
-        self._right: dict[tuple[int, ...], int] = {}
+        self._n_correct: dict[tuple[int, ...], int] = {}  # by the classes of a fit
         self.lowest, self.highest = math.inf, -math.inf  # of all scores
 
     def __call__(self, classes: tuple[int, ...], s: Tensor, targets: Tensor, n_returned: int) -> Tensor:
-        """The losses −log π of each row, in the column of its class; of a class alone, those of "c or not c"."""
-        y, s = checked(targets, n_returned), s.double()
+        """Return the loss −log π of each row in the column of its class; for a single class that of "c or not c"."""
+        y, s = check_labels(targets, n_returned), s.double()
         self.lowest, self.highest = min(self.lowest, float(s.min())), max(self.highest, float(s.max()))
         if s.shape[1] == 1:
             is_class = y == (1 if n_returned <= 2 else classes[0])
             losses = -logsigmoid(torch.where(is_class[:, None], s, -s))
-            right = (s[:, 0] > 0) == is_class
+            correct = (s[:, 0] > 0) == is_class
         else:
             losses = torch.zeros_like(s).scatter_(1, y[:, None], -logsigmoid(s.gather(1, y[:, None])))
-            right = s.argmax(dim=1) == y
-        self._right[classes] = self._right.get(classes, 0) + int(right.sum())
+            correct = s.argmax(dim=1) == y
+        self._n_correct[classes] = self._n_correct.get(classes, 0) + int(correct.sum())
         return losses
 
     def accuracy(self, classes: tuple[int, ...], n_rows: int) -> float:
-        return self._right[classes] / n_rows
+        """Return the share of the rows that are classified correctly."""
+        return self._n_correct[classes] / n_rows

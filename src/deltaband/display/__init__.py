@@ -1,1 +1,1 @@
-"""What people see in terminals and notebooks."""
+"""Summaries, tables and SVG pictures for terminals, notebooks and the report."""

@@ -1,29 +1,69 @@
-"""Axes and marks as SVG.
+"""Axes and marks as SVG, and the elements of HTML and SVG as text.
 
-Colours are CSS variables with a value to fall back on, and ink is the colour of the text around: a page can have a
-dark mode, and a notebook needs no style sheet.
+Colours are CSS variables with a fallback, and ink is the colour of the surrounding text: a page can have a dark mode,
+and a notebook needs no style sheet.
 """
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .markup import Markup, element
-from .numerals import MINUS, fixed, power_of_ten
+from ..engines import Spectrum
+from .palette import css_colour
+from .text import MINUS, fixed, number
 
-BLUE, VERMILLION = "var(--blue, #0072B2)", "var(--vermillion, #D55E00)"  # of Okabe and Ito, as in plots
-GREY, BAND = "var(--grey, #8A8F94)", "var(--band, #0072B240)"
-LETTER = 6.6  # about the width of a digit of the axes, at the size of FONT
-FONT = 12
+BLUE, VERMILLION, GREY, BAND = map(css_colour, ("blue", "vermillion", "grey", "band"))
+DASHED = {"stroke": GREY, "stroke_width": 1.5, "stroke_dasharray": "4 3"}
+FONT_SIZE = 12  # pixels
+DIGIT_WIDTH = 6.6  # pixels, approximately, at FONT_SIZE
+CURVE_POINTS = 200  # the most points of a curve that readers can distinguish
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+VOID_ELEMENTS = {"circle", "line", "polygon", "polyline"}  # elements without content
+MIN_RELATIVE_SINGULAR_VALUE = 1e-6  # of the largest; smaller singular values are mostly rounding error
+
+
+class Markup(str):
+    """Text that is markup already. `element` and Jinja2 leave it as it is and escape all other text."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return self
+
+
+def element(name: str, *children: str, **attributes: object) -> Markup:
+    """Return `<name key="value">children</name>`, with all text escaped.
+
+    `class_` stands for the attribute class and `data_row` for data-row. An attribute that is None is left out, one
+    that is True has no value.
+    """
+    parts = [name]
+    for key, value in attributes.items():
+        if value is not None:
+            key = key.rstrip("_").replace("_", "-")
+            parts.append(key if value is True else f'{key}="{escape(str(value))}"')
+    opening = " ".join(parts)
+    return Markup(f"<{opening}/>" if name in VOID_ELEMENTS else f"<{opening}>{join(children)}</{name}>")
+
+
+def join(parts: Iterable[str]) -> Markup:
+    """Concatenate markup and text; the text is escaped."""
+    return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
+
+
+def escape(text: str) -> Markup:
+    """Escape text for HTML; lone surrogates, which no file can hold, become question marks."""
+    return Markup(html.escape(text.encode("utf-8", "replace").decode("utf-8")))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers from low to high to places on the picture from start to end."""
+    """A map from the numbers `low` to `high` to the pixels `start` to `end`."""
 
     low: float
     high: float
@@ -32,20 +72,23 @@ class Scale:
     log: bool = False
 
     def __call__(self, values: np.ndarray | float) -> np.ndarray:
-        """Numbers outside of the limits are put at the edge."""
+        """Return the pixels of these numbers; numbers outside the limits are put at the edge."""
         inside = np.clip(np.asarray(values, dtype=np.float64), self.low, self.high)
         low, high = self.low, self.high
         if self.log:
             inside, low, high = np.log10(inside), math.log10(low), math.log10(high)
         return self.start + (inside - low) / (high - low) * (self.end - self.start)
 
-    def ticks(self, about: int) -> list[tuple[float, str]]:
-        """Round numbers within the limits, and how they are written."""
+    def ticks(self, count: int) -> list[tuple[float, str]]:
+        """Return about this many round numbers within the limits, each with its text."""
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-            every = max(1, math.ceil((last - first + 1) / about))
-            return [(10.0**k, power_of_ten(k)) for k in range(first, last + 1, every)]
-        step = _round_step((self.high - self.low) / about)
+            every = max(1, math.ceil((last - first + 1) / count))
+            powers = {0: "1", 1: "10"}
+            return [
+                (10.0**k, powers.get(k, "10" + str(k).translate(SUPERSCRIPTS))) for k in range(first, last + 1, every)
+            ]
+        step = _round_step((self.high - self.low) / count)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         values = [k * step for k in range(first, last + 1)]
         largest = max(map(abs, values), default=0.0)
@@ -53,38 +96,30 @@ class Scale:
             return [(value, f"{value:.3g}".replace("-", MINUS)) for value in values]
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         if abs(step * 10**decimals - round(step * 10**decimals)) > 1e-9:
-            decimals += 1  # 2.5
+            decimals += 1  # a step of 2.5
         return [(value, fixed(value, decimals)) for value in values]
 
 
-def limits(values: np.ndarray, *, room: float = 0.05, zero: bool = False) -> tuple[float, float]:
-    """Where an axis begins and ends that shows these numbers; with zero it begins there."""
+def axis_limits(values: np.ndarray, *, margin: float = 0.05, zero: bool = False) -> tuple[float, float]:
+    """Return the limits of an axis that shows these numbers, with a margin; with `zero` the axis begins at 0."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     if zero:
         low = min(low, 0.0)
-    span = high - low
-    if span <= 1e-9 * max(abs(low), abs(high)):
-        span = abs(high) or 1.0
-    return (low if zero and low == 0.0 else low - room * span), high + room * span
+    span, size = high - low, max(abs(low), abs(high))
+    if span <= 1e-9 * size or size < 1e-300:  # equal up to rounding, or too small to add a margin to
+        span = 1.0 if size < 1e-300 else abs(high)
+    return (low if zero and low == 0.0 else low - margin * span), high + margin * span
 
 
-@dataclass(frozen=True)
 class Axes:
-    """A picture with two axes. Marks are placed by `x` and `y`, and `picture` puts all of it together."""
+    """A picture with two axes. `x` and `y` place its marks, and `picture` puts everything together.
 
-    x: Scale
-    y: Scale
-    x_label: str
-    y_label: str
-    width: int
-    height: int
-    x_ticks: tuple[tuple[float, str], ...]
-    y_ticks: tuple[tuple[float, str], ...]
+    `x` and `y` are given as limits; `ticks` are those of both axes, by default round numbers.
+    """
 
-    @classmethod
-    def over(
-        cls,
+    def __init__(
+        self,
         x: tuple[float, float],
         y: tuple[float, float],
         x_label: str = "",
@@ -93,42 +128,41 @@ class Axes:
         width: int = 440,
         height: int = 300,
         log: bool = False,
-        x_ticks: Sequence[tuple[float, str]] | None = None,
-        y_ticks: Sequence[tuple[float, str]] | None = None,
-    ) -> Axes:
+        ticks: Sequence[tuple[float, str]] | None = None,
+    ) -> None:
+        self.x_label, self.y_label, self.width, self.height = x_label, y_label, width, height
         top, bottom = (28 if y_label else 8), height - (40 if x_label else 22)
-        vertical = Scale(*y, bottom, top, log)
-        on_y = tuple(y_ticks if y_ticks is not None else vertical.ticks(max(3, height // 50)))
-        left = 10 + LETTER * max((len(text) for _, text in on_y), default=0)
-        horizontal = Scale(*x, left, width - 20, log)
-        on_x = tuple(x_ticks if x_ticks is not None else horizontal.ticks(max(2, width // 90)))
-        return cls(horizontal, vertical, x_label, y_label, width, height, on_x, on_y)
+        self.y = Scale(*y, bottom, top, log)
+        self.y_ticks = self.y.ticks(max(3, height // 50)) if ticks is None else ticks
+        left = 10 + DIGIT_WIDTH * max((len(text) for _, text in self.y_ticks), default=0)
+        self.x = Scale(*x, left, width - 20, log)
+        self.x_ticks = self.x.ticks(max(2, width // 90)) if ticks is None else ticks
 
-    def picture(self, *marks: str, describe: str, class_: str | None = None) -> Markup:
+    def picture(self, *marks: str, describe: str) -> Markup:
+        """Return the SVG element of the axes and these marks; `describe` is for readers who cannot see it."""
         left, right, bottom = self.x.start, self.x.end, self.y.start
         grid, words = [], []
         for value, text in self.y_ticks:
-            y = place(self.y(value))
-            grid.append(element("line", x1=place(left), x2=place(right), y1=y, y2=y))
-            words.append(element("text", text, x=place(left - 6), y=y, dy="0.35em", text_anchor="end"))
+            y = pixel(self.y(value))
+            grid.append(element("line", x1=pixel(left), x2=pixel(right), y1=y, y2=y))
+            words.append(element("text", text, x=pixel(left - 6), y=y, dy="0.35em", text_anchor="end"))
         for value, text in self.x_ticks:
-            x = place(self.x(value))
-            grid.append(element("line", x1=x, x2=x, y1=place(bottom), y2=place(bottom + 4)))
-            words.append(element("text", text, x=x, y=place(bottom + 17), text_anchor="middle"))
+            x = pixel(self.x(value))
+            grid.append(element("line", x1=x, x2=x, y1=pixel(bottom), y2=pixel(bottom + 4)))
+            words.append(element("text", text, x=x, y=pixel(bottom + 17), text_anchor="middle"))
         if self.x_label:
-            at = {"x": place((left + right) / 2), "y": self.height - 6, "text_anchor": "middle"}
-            words.append(element("text", self.x_label, **at))
-        if self.y_label:  # on top of its axis, where it can be read without turning the head
+            middle = pixel((left + right) / 2)
+            words.append(element("text", self.x_label, x=middle, y=self.height - 6, text_anchor="middle"))
+        if self.y_label:  # above its axis, where it is horizontal
             words.append(element("text", self.y_label, x=2, y=12))
         return element(
             "svg",
             element("g", *grid, stroke="currentColor", stroke_opacity=0.16),
             *marks,
-            element("g", *words, fill="currentColor", fill_opacity=0.75, font_size=FONT),
+            element("g", *words, fill="currentColor", fill_opacity=0.75, font_size=FONT_SIZE),
             viewBox=f"0 0 {self.width} {self.height}",
             role="img",
             aria_label=describe,
-            class_=class_,
             xmlns="http://www.w3.org/2000/svg",
         )
 
@@ -137,28 +171,76 @@ class Axes:
         return np.array([self.x.low, self.x.high])
 
     def line(self, x: np.ndarray, y: np.ndarray, **attributes: object) -> Markup:
-        given = {"fill": "none", "stroke_width": 2, "stroke_linejoin": "round", **attributes}
-        return element("polyline", points=_points(self.x(x), self.y(y)), **given)
+        attributes = {"fill": "none", "stroke_width": 2, "stroke_linejoin": "round", **attributes}
+        return element("polyline", points=_points(self.x(x), self.y(y)), **attributes)
 
     def area(self, x: np.ndarray, low: np.ndarray, high: np.ndarray, **attributes: object) -> Markup:
-        """What lies between two curves."""
-        across, up = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
-        return element("polygon", points=_points(self.x(across), self.y(up)), **attributes)
+        """Fill what lies between two curves."""
+        around, up = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
+        return element("polygon", points=_points(self.x(around), self.y(up)), **attributes)
 
-    def text(self, x: float, y: float, text: str, **attributes: object) -> Markup:
-        return element("text", text, x=place(self.x(x)), y=place(self.y(y)), font_size=FONT, **attributes)
+    def dot(self, x: float, y: float, radius: float, **attributes: object) -> Markup:
+        return element("circle", cx=pixel(self.x(x)), cy=pixel(self.y(y)), r=radius, **attributes)
 
 
-def place(value: np.ndarray | float) -> str:
-    """A tenth of a pixel is enough, and short."""
+def spectrum_picture(
+    spectrum: Spectrum, damping: float, *, tips: bool = False, width: int = 440, height: int = 300
+) -> Markup | None:
+    """Draw singular values of J and eigenvalues of Σ⁻¹, with a line at √λ, below which damping dominates.
+
+    With `tips` the points of the curve carry a text for the report's script. Returns None where nothing is to be drawn.
+    """
+    d, eigenvalues = resolved_spectrum(spectrum)
+    if len(d) == 0:
+        return None
+    root = math.sqrt(damping)
+    shown = np.concatenate([d, eigenvalues[eigenvalues > 0], [root] if root > 0 else []])
+    y_limits = float(shown.min()) / 1.3, float(shown.max()) * 1.3
+    axes = Axes((1.0, max(2.0, len(d))), y_limits, "index", "value", log=True, width=width, height=height)
+    marks = []
+    if root > 0:
+        label = {"x": pixel(axes.x(axes.x.low)), "y": pixel(axes.y(root)), "dx": 4, "dy": -5}
+        marks += [
+            axes.line(axes.x_span, np.full(2, root), **DASHED),
+            element("text", "√λ", font_size=FONT_SIZE, fill="currentColor", **label),
+        ]
+    kept = np.unique(np.geomspace(1, len(d), CURVE_POINTS).round().astype(np.int64)) - 1
+    marks += [
+        axes.line(kept + 1, eigenvalues[kept], stroke=VERMILLION),
+        axes.line(kept + 1, d[kept], stroke=BLUE),
+    ]
+    if tips:
+        text = "number {:,}\nsingular value of J: {}\neigenvalue of Σ⁻¹: {}"
+        tip = [text.format(k + 1, number(d[k]), number(eigenvalues[k])) for k in kept]
+        dots = (axes.dot(k + 1, d[k], 3.5, data_tip=each) for k, each in zip(kept, tip, strict=True))
+        marks.append(element("g", *dots, fill=BLUE, fill_opacity=0))
+    return axes.picture(*marks, describe="Singular values of J and eigenvalues of Σ⁻¹")
+
+
+def resolved_spectrum(spectrum: Spectrum) -> Spectrum:
+    """Return the part of the spectrum that is not rounding error."""
+    d, eigenvalues = spectrum
+    kept = d > MIN_RELATIVE_SINGULAR_VALUE * d[:1].sum()
+    return Spectrum(d[kept], eigenvalues[kept])
+
+
+def evenly_spaced(values: np.ndarray, count: int) -> np.ndarray:
+    """Return at most this many of the values, evenly spaced, the first and the last among them."""
+    if len(values) <= count:
+        return values
+    return values[np.linspace(0, len(values) - 1, count).round().astype(np.int64)]
+
+
+def pixel(value: np.ndarray | float) -> str:
+    """Format a coordinate with a precision of a tenth of a pixel, which keeps pages small."""
     return f"{float(value):.1f}".removesuffix(".0")
 
 
 def _points(x: np.ndarray, y: np.ndarray) -> str:
-    return " ".join(f"{place(a)},{place(b)}" for a, b in zip(x, y, strict=True))
+    return " ".join(f"{pixel(a)},{pixel(b)}" for a, b in zip(x, y, strict=True))
 
 
 def _round_step(step: float) -> float:
-    """The next 1, 2, 2.5 or 5 times a power of ten."""
+    """Return the next 1, 2, 2.5 or 5 times a power of ten."""
     size = 10.0 ** math.floor(math.log10(step))
     return next(size * nice for nice in (1, 2, 2.5, 5, 10) if step <= size * nice * (1 + 1e-9))

@@ -1,20 +1,34 @@
 """The engines: a stream of gradients in, a `Covariance` value out."""
 
-from .base import Covariance, Engine
+from .base import (
+    Accumulator,
+    Covariance,
+    Engine,
+    Known,
+    concatenated,
+    private,
+    reduced,
+    register,
+    registered_engines,
+    shared,
+)
+from .cost import Cost, Problem
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
 from .exact import Exact
 from .nystrom import Nystrom
 from .plan import Option, Plan, plan_fit
-from .problem import Problem
 from .projection import RandomProjection
 from .spectral import SpectralCovariance, Spectrum
 
 __all__ = [
+    "Accumulator",
+    "Cost",
     "Covariance",
     "Engine",
     "Exact",
     "FrequentDirections",
     "ImportantDirections",
+    "Known",
     "Nystrom",
     "Option",
     "Plan",
@@ -23,7 +37,13 @@ __all__ = [
     "RobustFrequentDirections",
     "SpectralCovariance",
     "Spectrum",
+    "concatenated",
     "importance",
     "magnitude",
     "plan_fit",
+    "private",
+    "reduced",
+    "register",
+    "registered_engines",
+    "shared",
 ]

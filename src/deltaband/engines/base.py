@@ -1,138 +1,348 @@
-"""What every engine is, and what it ends in."""
+"""What an engine is: settings, an accumulator that takes in gradients, and the covariance value that it ends in.
+
+An author writes the settings (`Engine`: `cost` and `start`), the accumulator (`Accumulator`: `update` and `finalise`)
+and a covariance. Merging, saving, adding up over processes and resuming follow from the fields of the accumulator.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from ..network.gradient_batch import GradientBatch
-from .problem import Problem
-from .spectral import SpectralCovariance, Spectrum
+from ..storage import encoding
+from .cost import Cost, Problem
+from .gram import BLOCK_COLUMNS
+
+if TYPE_CHECKING:
+    from .spectral import SpectralCovariance, Spectrum
 
 Total = Callable[[np.ndarray], np.ndarray]  # an array -> its sum over several processes
+E = TypeVar("E", bound="type[Engine]")
+
+LARGEST_NDIM = 4  # of an array in an accumulator that processes add up
+_ENGINES: dict[str, type[Engine]] = {}
 
 
-class Covariance(Protocol):
-    """The parameter covariance of the delta method, Σ⁻¹ = A⁻¹JᵀJA⁻¹ with A = JᵀJ + λI. A value: nothing changes it."""
+@dataclass(frozen=True)
+class Known:
+    """What is known before the first row, as far as it is: it helps an engine, nothing more.
 
-    @property
-    def damping(self) -> float | None:
-        """λ; None where it is not chosen yet."""
-        ...
+    An engine with a `sample_size` gets its sample, with fewer rows where there are fewer.
+    """
 
-    @property
-    def effective_parameters(self) -> float:
-        """p* = tr(2H − H²), H = J A⁻¹ Jᵀ."""
-        ...
-
-    @property
-    def missed_parameters(self) -> float:
-        """An upper bound of the part of p* that an approximation has left out (an estimate of one for a random
-        projection); 0 where it is exact."""
-        ...
-
-    @property
-    def error_bound(self) -> float:
-        """‖JᵀJ − what stands in for it‖₂ is at most this, rounding aside; 0 where it is exact, NaN where nothing is
-        certified."""
-        ...
-
-    @property
-    def in_reach(self) -> bool:
-        """Whether an approximation of this size can answer for this λ at all."""
-        ...
-
-    def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
-        """q = gᵀ Σ⁻¹ g."""
-        ...
-
-    def leverage(self, g: GradientBatch) -> np.ndarray:  # (b,)
-        """h = gᵀ A⁻¹ g."""
-        ...
-
-    def spectrum(self) -> Spectrum: ...
-
-    def diagonalised(self) -> SpectralCovariance:
-        """The same J as a covariance that answers for every λ."""
-        ...
-
-    def describe(self) -> str:
-        """One line for `summary()`."""
-        ...
+    n_rows: int | None = None
+    damping: float | None = None
+    sample: GradientBatch | None = None
 
 
-class Engine(Protocol):
-    """A streaming accumulator of gradients. What the user constructs holds only settings: `start` makes the rest."""
+@dataclass(frozen=True)
+class Engine(ABC):
+    """The settings of a way to a covariance: a frozen dataclass that `register` makes known.
 
-    @property
-    def needs_damping(self) -> bool:
-        """Whether λ must be known before the first row."""
-        ...
+    Fields with default values are the settings; check them in `__post_init__`. Write `cost` and `start`.
+    """
+
+    needs_damping: ClassVar[bool] = False  # whether λ must be known before the first row
+    is_exact: ClassVar[bool] = False  # whether the covariance is always exact
+    size_setting: ClassVar[str | None] = None  # the field that a plan chooses as large as memory allows
+    is_planned: ClassVar[bool] = True  # whether a plan lists an engine that has a `size_setting`
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__repr__" not in vars(cls):  # otherwise the dataclass makes one, with all fields
+            cls.__repr__ = Engine.__repr__  # type: ignore[method-assign]
 
     @property
     def sample_size(self) -> int:
-        """How many training rows, drawn at random, it wants to see before the first; 0 for most."""
-        ...
+        """How many training rows, drawn at random, `start` is given; most engines want none."""
+        return 0
 
     @property
     def seed(self) -> int:
-        """Of that sample."""
-        ...
+        """The seed for drawing that sample."""
+        return 0
 
-    def start(
-        self, *, n_rows: int | None = None, damping: float | None = None, sample: GradientBatch | None = None
-    ) -> Self:
-        """A fresh accumulator with the same settings. What is known beforehand helps it, nothing more; an engine with
-        a `sample_size` gets its sample (fewer rows where there are fewer)."""
-        ...
+    @abstractmethod
+    def cost(self, problem: Problem) -> Cost:
+        """Return the memory and time of a fit, roughly, and whether it asks for rows or for inner products alone."""
 
-    def wants_rows(self, problem: Problem) -> bool:
-        """Whether it will ask for rows, or for inner products alone."""
-        ...
+    @abstractmethod
+    def start(self, known: Known = Known()) -> Accumulator:
+        """Return an accumulator that has seen no row."""
 
-    def nbytes(self, problem: Problem) -> float:
-        """What a fit holds at its peak, without the chunk of rows under way."""
-        ...
+    def resized(self, size: int, share: float = 1.0) -> Engine:
+        """Return an engine for a sample of the rows: with this share of the directions, and at most `size` of them."""
+        return self
 
-    def flops(self, problem: Problem) -> float:
-        """What a fit costs, roughly, without the rows' gradients."""
-        ...
+    def resume(self, covariance: Any, n_rows: int, n_parameters: int) -> Accumulator:
+        """Return an accumulator that has seen the n rows that ended in this covariance.
 
-    def limited(self, size: int, share: float = 1.0) -> Self:
-        """The same settings with this share of the directions, and no more than so many: an engine for a sample of the
-        rows."""
-        ...
+        This default takes the copy of the accumulator that `Accumulator.finish` keeps; an engine that can compute its
+        sums back from the covariance overrides it and saves that memory.
+        """
+        if covariance.accumulated is None:
+            raise ValueError(f"{self!r} cannot resume from a covariance that was not made by Accumulator.finish")
+        return self.from_state(_copied(covariance.accumulated))
 
-    def update(self, gradients: GradientBatch) -> None: ...
+    def from_state(self, state: dict[str, Any]) -> Accumulator:
+        """Return the accumulator whose `state` this is."""
+        values = dict(state)
+        made: Accumulator = encoding.registered(values.pop("accumulator"))(self, **values)
+        return made
 
-    def beside(self) -> Self:
-        """An empty accumulator that can be merged into this one."""
-        ...
+    def __repr__(self) -> str:
+        """The first setting, and those after it that are not the default."""
+        shown = [each for each in fields(self) if each.repr]
+        changed = [each.name for each in shown[1:] if getattr(self, each.name) != each.default]
+        names = [*(each.name for each in shown[:1]), *changed]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
-    def resumed(self, covariance: Any, n_rows: int, n_parameters: int) -> Self:
-        """An accumulator that has seen the n rows of J that ended in this covariance: to the last digits the one that
-        was finalised."""
-        ...
+
+def register(cls: E) -> E:
+    """Make an engine known by its class name: to the command line, to files and, with a `size_setting`, to plans.
+
+    Raises:
+        TypeError: If it is not a frozen dataclass derived from `Engine`.
+        ValueError: If deltaband itself has an engine of this name.
+    """
+    if not (is_dataclass(cls) and issubclass(cls, Engine) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise TypeError(f"an engine is a frozen dataclass derived from Engine, got {cls!r}")
+    encoding.storable(cls)
+    _ENGINES[re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()] = cls
+    return cls
+
+
+def registered_engines() -> dict[str, type[Engine]]:
+    """Return all engines by their names on the command line."""
+    return dict(_ENGINES)
+
+
+def reduced(how: Literal["sum", "max"], default: Any = None, *, upper_triangle: bool = False) -> Any:
+    """Declare a field of an accumulator that merging adds up, or takes the larger of: numbers, or arrays and None.
+
+    Args:
+        how: "sum" or "max".
+        default: The value before the first row.
+        upper_triangle: Whether only the upper triangle of a square matrix counts, so that only that is sent to others.
+    """
+    return field(default=default, metadata={"combine": how, "upper_triangle": upper_triangle})
+
+
+def shared(default: Any = None, *, check: bool = True) -> Any:
+    """Declare a field that all parts of the rows have in common; `check`: merging refuses where it differs."""
+    return field(default=default, metadata={"combine": "shared", "check": check})
+
+
+def concatenated() -> Any:
+    """Declare a list that merging appends to."""
+    return field(default_factory=list, metadata={"combine": "concatenate"})
+
+
+def private(default: Any = None) -> Any:
+    """Declare a field that is saved, and that merging leaves to an overridden `merge`."""
+    return field(default=default, metadata={"combine": "private"})
+
+
+@dataclass
+class Accumulator(ABC):
+    """Rows so far. Fields made by `reduced`, `shared`, `concatenated` or `private` are saved and merged as these say;
+    others are working memory. All have defaults: an accumulator without rows is `cls(engine)`.
+    """
+
+    engine: Engine
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        encoding.storable(cls)
+
+    @abstractmethod
+    def update(self, g: GradientBatch) -> None:
+        """Take in the gradients of some rows."""
+
+    @abstractmethod
+    def finalise(self, damping: float | None) -> Covariance:
+        """Return the covariance, one that answers for every λ if that is None. May hand memory over and be empty."""
+
+    def finish(self, damping: float | None) -> Covariance:
+        """Return the covariance, with a copy of the accumulator where the engine could not resume without."""
+        if type(self.engine).resume is not Engine.resume:
+            return self.finalise(damping)
+        kept = _copied(self.state())
+        return replace(self.finalise(damping), accumulated=kept)
+
+    def check_mergeable(self, other: Self) -> None:
+        """Raise where the rows of two accumulators cannot be merged."""
+        if self.engine != other.engine:
+            raise ValueError(f"sums of different engines cannot be merged: {self.engine!r} and {other.engine!r}")
+        for each in _declared(self, "shared"):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if each.metadata["check"] and not np.array_equal(mine, theirs):
+                raise ValueError(f"sums of different {each.name} cannot be merged: {mine} and {theirs}")
 
     def merge(self, other: Self) -> None:
-        """Take in the rows that another accumulator of the same settings has seen."""
-        ...
+        """Take in the rows that another accumulator has seen, which stays as it is."""
+        self.check_mergeable(other)
+        for each in _declared(self, "sum", "max", "concatenate"):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if mine is None or theirs is None:
+                setattr(self, each.name, _copied(theirs) if mine is None else mine)
+            elif isinstance(mine, np.ndarray):  # in place: it may be most of the memory
+                (np.maximum if each.metadata["combine"] == "max" else np.add)(mine, theirs, out=mine)
+            else:
+                setattr(self, each.name, max(mine, theirs) if each.metadata["combine"] == "max" else mine + theirs)
 
-    def add_up(self, total: Total, n_rows: int, n_parameters: int) -> bool:
-        """Take in, where what it holds is a sum, all n rows that accumulators in several processes have seen: `total`
-        adds an array up over all of them. False where it is not, and they have to be merged one by one."""
-        ...
+    def new_like(self) -> Self:
+        """Return an accumulator without rows that can be merged into this one."""
+        return type(self)(self.engine, **{each.name: getattr(self, each.name) for each in _declared(self, "shared")})
+
+    def clear(self) -> None:
+        """Forget all rows; what is shared stays."""
+        for each in fields(self)[1:]:
+            if each.metadata.get("combine") != "shared":
+                setattr(self, each.name, each.default if each.default is not MISSING else [])
 
     def state(self) -> dict[str, Any]:
-        """What it has taken in, as values that a file can hold."""
-        ...
+        """Return what `Engine.from_state` needs, as values that a file can hold."""
+        return {"accumulator": type(self).__name__} | {each.name: getattr(self, each.name) for each in _declared(self)}
 
-    def from_state(self, state: dict[str, Any]) -> Self:
-        """An accumulator of the same settings that goes on from there."""
-        ...
+    def numbers(self) -> dict[str, Any]:
+        """Return the declared fields that are numbers: what a covariance keeps to resume from beside its arrays."""
+        return {name: value for name, value in self.state().items() if isinstance(value, int | float)}
 
-    def finalise(self, damping: float | None) -> Covariance:
-        """End in a covariance, diagonalised where λ is None. The accumulator hands its memory over and is empty."""
-        ...
+    def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
+        """Take in all n rows that accumulators in several processes have seen, where these are sums.
+
+        Args:
+            total: Returns the sum of an array over all processes; all of them call it with arrays of the same shape.
+            n_rows: How many rows they have seen together.
+            n_parameters: The length of a row.
+
+        Returns:
+            Whether that was possible; otherwise nothing has changed, and they have to be merged one by one.
+        """
+        if _declared(self, "max", "concatenate", "private"):
+            return False
+        self.reduce_sums(total)
+        return True
+
+    def reduce_sums(self, total: Total) -> None:
+        """Replace every sum by its total over all processes."""
+        sums = [each for each in _declared(self, "sum") if isinstance(each.default, int | float)]
+        values = total(np.array([getattr(self, each.name) for each in sums], dtype=np.float64))
+        for each, value in zip(sums, values, strict=True):
+            setattr(self, each.name, int(value) if isinstance(each.default, int) else float(value))
+        for each in _declared(self, "sum"):
+            if each not in sums:
+                setattr(self, each.name, _total(getattr(self, each.name), total, each.metadata["upper_triangle"]))
+
+    def sized_engine(self, size: int) -> Engine:
+        """Return the settings with the size that was in fact taken, and at most `size`."""
+        return self.engine.resized(size)
+
+
+@dataclass(frozen=True, eq=False)
+class Covariance(ABC):
+    """The parameter covariance of the delta method, Σ⁻¹ = A⁻¹JᵀJA⁻¹ with A = JᵀJ + λI. A value: nothing changes it.
+
+    An author of an engine derives from `SpectralCovariance`, which needs one method, or writes the abstract ones here.
+    """
+
+    damping: float | None  # λ; None where it is not chosen yet
+    accumulated: dict[str, Any] | None = field(default=None, kw_only=True, repr=False)  # see Engine.resume
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        encoding.storable(cls)
+
+    @abstractmethod
+    def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
+        """Return q = gᵀ Σ⁻¹ g."""
+
+    @abstractmethod
+    def leverage(self, g: GradientBatch) -> np.ndarray:  # (b,)
+        """Return h = gᵀ A⁻¹ g."""
+
+    @property
+    @abstractmethod
+    def effective_parameters(self) -> float:
+        """p* = tr(2H − H²), H = J A⁻¹ Jᵀ."""
+
+    @abstractmethod
+    def eigendecomposed(self) -> SpectralCovariance:
+        """Return the same J as a covariance that answers for every λ."""
+
+    def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:  # (b, len(dampings))
+        """Return q for several λ."""
+        if (dampings == self.damping).all():
+            return np.repeat(self.variance(g)[:, None], len(dampings), axis=1)
+        return self.eigendecomposed().variances(g, dampings)
+
+    def spectrum(self) -> Spectrum:
+        """Return the singular values of J and the matching eigenvalues of Σ⁻¹."""
+        return self.eigendecomposed().spectrum()
+
+    @property
+    def error_bound(self) -> float:
+        """‖JᵀJ − what stands in for it‖₂ is at most this, rounding aside; 0 where it is exact, NaN if not certified."""
+        return math.nan
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing stands in for JᵀJ."""
+        return self.error_bound == 0.0
+
+    @property
+    def missed_parameters(self) -> float:
+        """An upper bound of the part of p* that an approximation has left out; NaN where none is known."""
+        return 0.0 if self.is_exact else math.nan
+
+    @property
+    def resolves_damping(self) -> bool:
+        """Whether an approximation of this size can answer for this λ at all."""
+        return True
+
+    def describe(self) -> str:
+        """Return one line for `summary()`."""
+        return type(self).__name__
+
+
+def _declared(accumulator: Accumulator, *kinds: str) -> list[Field[Any]]:
+    """Return the declared fields of these kinds, or of all."""
+    found = ((each, each.metadata.get("combine")) for each in fields(accumulator))
+    return [each for each, kind in found if kind is not None and (not kinds or kind in kinds)]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy(order="K")
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def _total(array: np.ndarray | None, total: Total, upper_triangle: bool) -> np.ndarray | None:
+    """Return the sum of arrays over all processes, of which those without rows have none."""
+    shape = () if array is None else array.shape
+    about = [array is not None, len(shape), *shape, *[0] * (LARGEST_NDIM - len(shape))]
+    count, *sizes = map(int, total(np.array(about, dtype=np.float64)))
+    if count == 0:
+        return None
+    if array is None:
+        ndim, *sizes = (size // count for size in sizes)
+        array = np.zeros(sizes[:ndim], order="F" if upper_triangle else "C")
+    if not upper_triangle:
+        return total(array)
+    for i in range(0, len(array), BLOCK_COLUMNS):  # half of the matrix is not sent
+        j = min(i + BLOCK_COLUMNS, len(array))
+        array[:j, i:j] = total(array[:j, i:j])
+    return array

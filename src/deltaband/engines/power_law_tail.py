@@ -1,4 +1,4 @@
-"""Eigenvalues of JᵀJ along directions that are not held: an estimate from their number and their sum."""
+"""Eigenvalues of JᵀJ along directions that a sketch does not hold: an estimate from their number and their sum."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..storage.encoding import storable
 from .spectral import effective
 
 
 def power_law(energy: float, count: int, largest: float, after: int) -> np.ndarray:  # (count,)
-    """A spectrum continued after its `after`-th eigenvalue, which is `largest`:
+    """Continue a spectrum after its `after`-th eigenvalue, which is `largest`:
 
     eᵢ = largest·(1 + i/after)^(−a),  i = 1, …, count,  with the a ≥ 0 that makes their sum the `energy`;
 
-    all of them equal where the energy is more than count·largest.
+    all of them equal where the energy exceeds count·largest.
     """
     if count <= 0 or energy <= 0 or largest <= 0:
         return np.zeros(max(count, 0))
@@ -33,8 +34,9 @@ def power_law(energy: float, count: int, largest: float, after: int) -> np.ndarr
     return e * (energy / e.sum())
 
 
+@storable
 @dataclass(frozen=True)
-class Unheld:
+class PowerLawTail:
     """Of n rows and r held directions, N = n − r; hᵢ = eᵢ/(eᵢ+λ), and 0 until there are N; ρ = g·g − Σ (vⱼ·g)²:
 
     h = ρ·N/Σe · h̄/(1 − h̄),    q = ρ·N/Σe · Var h/(1 − h̄)²,    p* = Σ 2h − h².
@@ -47,22 +49,23 @@ class Unheld:
     eigenvalues: np.ndarray  # all above 0
     n_rows: int  # N, at least as many
 
-    def variance(self, damping: float) -> float:
-        """q of a new row over its ρ."""
+    def variance(self, e: np.ndarray, damping: float) -> float:
+        """Return q of a new row over its ρ."""
         h, mean, free = self._leverages(damping)
         spread = float(np.square(h - mean).sum()) + (self.n_rows - len(h)) * mean**2  # N·Var h
         return spread / (float(self.eigenvalues.sum()) * free**2) if free > 0 else 0.0
 
-    def leverage(self, damping: float) -> float:
-        """h of a new row over its ρ."""
+    def leverage(self, e: np.ndarray, damping: float) -> float:
+        """Return h of a new row over its ρ."""
         _, mean, free = self._leverages(damping)
         return self.n_rows * mean / (float(self.eigenvalues.sum()) * free) if free > 0 else 0.0
 
-    def parameters(self, damping: float) -> float:
+    def parameters(self, e: np.ndarray, damping: float) -> float:
+        """Return their part of p*."""
         return float(effective(self.eigenvalues, damping).sum())
 
     def _leverages(self, damping: float) -> tuple[np.ndarray, float, float]:
-        """h without its zeros, h̄, and 1 − h̄, which need not be the difference of nearly equal numbers."""
+        """Return h without its zeros, h̄, and 1 − h̄, without a difference of nearly equal numbers."""
         N, e = self.n_rows, self.eigenvalues
         return (
             e / (e + damping),

@@ -1,6 +1,6 @@
 """The delta method on randomly projected gradients, sparse Johnson–Lindenstrauss, less the bias that this brings.
 
-Every gradient is replaced by Sg, r numbers in place of p. Each column of S (r × p) has four entries ±1/2, one in each
+Every gradient is replaced by Sg, r numbers instead of p. Each column of S (r × p) has four entries ±1/2, one in each
 quarter of the rows, at places and with signs that depend on the seed and on the column's number alone. Then
 
     E (Sg)·(Sg') = g·g',    Var (Sg)·(Sg') ≤ (‖g‖²‖g'‖² + (g·g')²)/r    where 4 divides r,
@@ -13,169 +13,143 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from ..network.gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
-from .base import Covariance, Total
-from .exact import Exact
-from .problem import Problem
+from ..storage.encoding import storable
+from ..validation import check_seed, is_whole_number
+from .base import Covariance, Engine, Known, Total, reduced, register
+from .cost import Cost, Problem
+from .exact import Exact, ExactRows, accumulated_fields
 from .spectral import SpectralCovariance
 
 # With one entry, columns of large gradients that fall together stay together (measured: six times the error of q).
 # Two are nearly as good as four; eight or sixteen gain nothing.
-ENTRIES = 4
-WIDTH = 10_000  # columns at a time
-# What it takes to form a number of a gradient and to project it is the way to memory and back, 5 to 8 ns: in that time
-# a matrix product does so many multiplications.
+ENTRIES_PER_COLUMN = 4
+COLUMNS_AT_ONCE = 10_000
+# Forming a number of a gradient and projecting it takes the way to memory and back, 5 to 8 ns: in that time a matrix
+# product does so many multiplications.
 FORMING_FLOPS = 250.0
 
 
-class RandomProjection:
+@register
+@dataclass(frozen=True)
+class RandomProjection(Engine):
     """h = (Sg)ᵀ(SJᵀJSᵀ + μI)⁻¹Sg, the μ < λ making up for what `dim` dimensions cannot keep apart; q = h + λ ∂h/∂λ and
     p* follow.
 
     It holds 8·dim² bytes, up to twice that where n is below dim or not known beforehand, and three times at the end,
-    for any number of parameters: neither S nor the rows of J are ever there as a whole. Equals `Exact()` where dim ≥ p.
+    for any number of parameters: neither S nor the rows of J ever exist as a whole. Equals `Exact()` where dim ≥ p.
 
     While tr H < dim there is next to no error on average over seeds, so dim should be above p*. With one seed h and q
     of a row unlike the training rows are off by about √(2/(dim − tr H²))·h, of others by less. Where λ is so small that
     tr H would exceed dim, the answers are those for the λ with tr H = dim, and `fit` warns.
     """
 
-    needs_damping = False
-    sample_size = 0
+    size_setting: ClassVar[str | None] = "dim"
 
-    def __init__(self, dim: int = 4000, *, seed: int = 0) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not 1 <= dim < 2**31:
-            raise ValueError(f"dim must be a positive whole number below 2³¹, got {dim!r}")
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise ValueError(f"seed must be a whole number ≥ 0, got {seed!r}")
-        self.dim = int(dim)
-        self.seed = int(seed)
-        self._exact = Exact()
-        self._n_rows = 0
-        self._n_parameters = 0  # not known before the first row
+    dim: int = 4000
+    _: KW_ONLY
+    seed: int = 0
 
-    def start(
-        self, *, n_rows: int | None = None, damping: float | None = None, sample: GradientBatch | None = None
-    ) -> RandomProjection:
-        fresh = RandomProjection(self.dim, seed=self.seed)
-        fresh._exact = Exact().start(n_rows=n_rows)
-        return fresh
+    def __post_init__(self) -> None:
+        if not is_whole_number(self.dim) or not 1 <= self.dim < 2**31:
+            raise ValueError(f"dim must be a positive whole number below 2³¹, got {self.dim!r}")
+        object.__setattr__(self, "dim", int(self.dim))
+        object.__setattr__(self, "seed", check_seed(self.seed))
 
-    def wants_rows(self, problem: Problem) -> bool:
-        return self.dim >= problem.n_parameters and Exact().wants_rows(problem)
-
-    def nbytes(self, problem: Problem) -> float:
-        return Exact().nbytes(self._projected(problem))
-
-    def flops(self, problem: Problem) -> float:
-        forming = FORMING_FLOPS * problem.n_parameters if self.dim < problem.n_parameters else 0.0
-        return (problem.n_rows or self.dim) * forming + Exact().flops(self._projected(problem))
-
-    def limited(self, size: int, share: float = 1.0) -> RandomProjection:
-        return RandomProjection(max(1, math.ceil(share * self.dim)), seed=self.seed)
-
-    def _projected(self, problem: Problem) -> Problem:
-        """What is left for `Exact`; it is diagonalised."""
+    def cost(self, problem: Problem) -> Cost:
         if self.dim >= problem.n_parameters:
-            return problem
-        row = 8 * self.dim
-        return replace(
+            return Exact().cost(problem)
+        projected = replace(
             problem,
             n_parameters=self.dim,
             itemsize=8,
-            factor_bytes=row,
+            factor_bytes=8 * self.dim,
             inner_flops=0.0,
-            damped=False,
+            damped=False,  # the eigenvectors are needed in any case
             recomputed=False,
         )
+        inside = Exact().cost(projected)
+        forming = (problem.n_rows or self.dim) * FORMING_FLOPS * problem.n_parameters
+        return Cost(inside.nbytes, forming + inside.flops, wants_rows=False)
 
-    def update(self, gradients: GradientBatch) -> None:
-        self._n_rows += len(gradients)
-        self._n_parameters = gradients.n_parameters
+    def start(self, known: Known = Known()) -> ProjectedRows:
+        return ProjectedRows(self, expected_rows=known.n_rows or 0)
+
+    def resized(self, size: int, share: float = 1.0) -> RandomProjection:
+        return replace(self, dim=max(1, math.ceil(share * self.dim)))
+
+    def resume(self, covariance: Covariance, n_rows: int, n_parameters: int) -> ProjectedRows:
+        inner = covariance.exact if isinstance(covariance, ProjectedCovariance) else covariance
+        return ProjectedRows(self, n_rows=n_rows, n_parameters=n_parameters, **accumulated_fields(inner))
+
+
+@dataclass
+class ProjectedRows(ExactRows):
+    """The exact method on projected rows; on the rows themselves where there are no more parameters than dimensions."""
+
+    engine: RandomProjection
+    n_parameters: int = reduced("max", 0)  # not known before the first row
+
+    def update(self, g: GradientBatch) -> None:
+        self.n_parameters = g.n_parameters
         S = self._projection()
-        if S is None:
-            self._exact.update(gradients)
-            return
-        for batch in S.batches(gradients):
-            self._exact.update(batch)
+        for batch in [g] if S is None else S.batches(g):
+            super().update(batch)
 
-    def beside(self) -> RandomProjection:
-        beside = RandomProjection(self.dim, seed=self.seed)
-        beside._exact = self._exact.beside()
-        return beside
-
-    def resumed(self, covariance: Covariance, n_rows: int, n_parameters: int) -> RandomProjection:
-        resumed = RandomProjection(self.dim, seed=self.seed)
-        inner = covariance._exact if isinstance(covariance, ProjectedCovariance) else covariance
-        resumed._exact = Exact().resumed(inner, n_rows, min(self.dim, n_parameters))
-        resumed._n_rows, resumed._n_parameters = n_rows, n_parameters
-        return resumed
-
-    def merge(self, other: RandomProjection) -> None:
-        if (self.dim, self.seed) != (other.dim, other.seed):
-            raise ValueError(f"different projections cannot be merged: {self!r} and {other!r}")
-        p = {self._n_parameters, other._n_parameters} - {0}
+    def check_mergeable(self, other: ProjectedRows) -> None:
+        if self.engine != other.engine:
+            raise ValueError(f"different projections cannot be merged: {self.engine!r} and {other.engine!r}")
+        p = {self.n_parameters, other.n_parameters} - {0}
         if len(p) > 1:
             raise ValueError(f"projections of different numbers of parameters cannot be merged: {min(p)} and {max(p)}")
-        self._n_rows += other._n_rows
-        self._n_parameters = max(self._n_parameters, other._n_parameters)
-        self._exact.merge(other._exact)
 
-    def add_up(self, total: Total, n_rows: int, n_parameters: int) -> bool:
-        added = self._exact.add_up(total, n_rows, min(self.dim, n_parameters))
-        if added:
-            self._n_rows, self._n_parameters = n_rows, n_parameters
-        return added
-
-    def state(self) -> dict[str, Any]:
-        return {"_n_rows": self._n_rows, "_n_parameters": self._n_parameters, "_exact": self._exact.state()}
-
-    def from_state(self, state: dict[str, Any]) -> RandomProjection:
-        made = RandomProjection(self.dim, seed=self.seed)
-        vars(made).update(state | {"_exact": self._exact.from_state(state["_exact"])})
-        return made
+    def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
+        if not super().all_reduce(total, n_rows, min(self.engine.dim, n_parameters)):
+            return False
+        self.n_parameters = n_parameters
+        return True
 
     def finalise(self, damping: float | None) -> Covariance:
-        S, n_rows, p = self._projection(), self._n_rows, self._n_parameters
-        if S is not None and damping == 0.0:  # what S leaves out cannot be told from what J does not determine
+        S, full_rank = self._projection(), min(self.n_rows, self.n_parameters)
+        if S is None:
+            return super().finalise(damping)
+        if damping == 0.0:  # what S leaves out cannot be told from what J does not determine
             raise ValueError(
-                f"damping 0 needs a regular JᵀJ, but the projection holds {self.dim} of {p} directions: "
+                f"damping 0 needs a regular JᵀJ, but the projection holds {S.dim} of {S.n_parameters} directions: "
                 "give a positive damping or weight_decay"
             )
-        exact = self._exact.finalise(damping if S is None else None)
-        self._n_rows, self._n_parameters = 0, 0
-        return exact if S is None else ProjectedCovariance(S, exact.diagonalised(), min(n_rows, p), damping)
-
-    def __repr__(self) -> str:
-        return f"RandomProjection(dim={self.dim}{f', seed={self.seed}' if self.seed else ''})"
+        exact = super().finalise(None).eigendecomposed()
+        return ProjectedCovariance(damping, exact.eigenvalues, S, exact, full_rank)
 
     def _projection(self) -> Projection | None:
-        return Projection(self.dim, self._n_parameters, self.seed) if self.dim < self._n_parameters else None
+        dim, p = self.engine.dim, self.n_parameters
+        return Projection(dim, p, self.engine.seed) if dim < p else None
 
 
+@storable
 @dataclass(frozen=True)
 class Projection:
-    """S (r × p), of which no more than some columns exist at a time."""
+    """S (r × p), of which only some columns exist at a time."""
 
     dim: int  # r
     n_parameters: int  # p
     seed: int
 
     def batches(self, g: GradientBatch) -> Iterator[GradientBatch]:
-        """gSᵀ, no more rows at a time than should be there at once."""
+        """Yield gSᵀ, no more rows at a time than should be in memory at once."""
         for batch in g.split(max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (8 * self.dim))):
             yield self(batch)
 
     def __call__(self, g: GradientBatch) -> GradientBatch:
-        """gSᵀ, row by row."""  # (b, p) -> (b, r)
+        """Return gSᵀ, row by row."""  # (b, p) -> (b, r)
         projected = np.empty((len(g), self.dim))
-        width = min(WIDTH, self.n_parameters)
+        width = min(COLUMNS_AT_ONCE, self.n_parameters)
         end = 0
         for batch in g.split(max(1, CHUNK_BYTES // (8 * max(width, self.dim)))):
             start, end = end, end + len(batch)
@@ -195,43 +169,39 @@ class Projection:
         return projected
 
     def entries(self, start: int, width: int) -> tuple[np.ndarray, np.ndarray]:  # (width, 4) twice
-        """Where the entries of some columns are, and what they are.
+        """Return where the entries of some columns are, and what they are.
 
         Each from a raw 64-bit word of a stream that NumPy never changes, the place from its lowest 31 bits taken as a
         fraction. The stream can be entered anywhere, so a column is the same whichever others are asked for.
         """
-        count = min(ENTRIES, self.dim)
+        count = min(ENTRIES_PER_COLUMN, self.dim)
         words = np.random.PCG64(self.seed).advance(start * count).random_raw((width, count)).view(np.int64)
         edges = self.dim * np.arange(count + 1, dtype=np.int64) // count
         at = edges[:-1] + ((words & 0x7FFFFFFF) * np.diff(edges) >> 31)
         return at.astype(np.int32), np.copysign(1 / math.sqrt(count), words)
 
 
+@dataclass(frozen=True, eq=False)
 class ProjectedCovariance(SpectralCovariance):
-    """In the eigenbasis of SJᵀJSᵀ, asked with Sg; each λ has its own μ. The error is not certified."""
+    """In the eigenbasis of SJᵀJSᵀ, evaluated at Sg; each λ has its own μ. The error is not certified."""
 
-    error_bound = math.nan
-
-    def __init__(self, S: Projection, exact: SpectralCovariance, full_rank: int, damping: float | None) -> None:
-        name = f"random projection of {S.n_parameters:,} to {S.dim:,} dimensions"
-        super().__init__(exact.eigenvalues, damping, name)
-        self._S = S
-        self._exact = exact
-        self._full_rank = full_rank  # min(n, p)
+    S: Projection
+    exact: SpectralCovariance  # of the projected rows
+    full_rank: int  # min(n, p)
 
     @property
     def effective_parameters(self) -> float:
-        return float(min(self._equivalent(self._chosen).effective_parameters, self._full_rank))
+        return float(min(self._equivalent(self.chosen_damping).effective_parameters, self.full_rank))
 
     @property
-    def in_reach(self) -> bool:  # type: ignore[override]
-        return self._equivalent(self._chosen).reached
+    def resolves_damping(self) -> bool:
+        return self._equivalent(self.chosen_damping).reached
 
     @property
-    def missed_parameters(self) -> float:  # type: ignore[override]
-        """About the standard error of p* over seeds; all that there could be where λ is out of reach."""
-        room = self._full_rank - self.effective_parameters
-        equivalent = self._equivalent(self._chosen)
+    def missed_parameters(self) -> float:
+        """About the standard error of p* over seeds; all that there could be where λ is not resolved."""
+        room = self.full_rank - self.effective_parameters
+        equivalent = self._equivalent(self.chosen_damping)
         return min(equivalent.standard_error, room) if equivalent.reached else room
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
@@ -239,20 +209,21 @@ class ProjectedCovariance(SpectralCovariance):
         return np.maximum(self._weighed(g, np.stack(weights, axis=1)), 0.0)  # a difference, noise where q is nothing
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
-        return self._weighed(g, self._equivalent(self._chosen).y)
+        return self._weighed(g, self._equivalent(self.chosen_damping).y)
+
+    def describe(self) -> str:
+        return f"random projection of {self.S.n_parameters:,} to {self.S.dim:,} dimensions"
 
     def _equivalent(self, damping: float) -> Equivalent:
-        return Equivalent.of(self.eigenvalues, self._S.dim, damping)
+        return Equivalent.of(self.eigenvalues, self.S.dim, damping)
 
     def _weighed(self, g: GradientBatch, weights: np.ndarray) -> np.ndarray:  # (b,) or (b, ·)
-        return np.concatenate([self._squared_projections(batch) @ weights for batch in self._S.batches(g)])
+        return np.concatenate([self.squared_projections(batch) @ weights for batch in self.S.batches(g)])
 
-    def _squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, m), (b, m + 1) where m < r
-        """z² of projected rows on the directions with ẽ > 0, and what is left on the others together."""
-        z2 = self._exact._squared_projections(g)
-        if z2.shape[1] == self._S.dim:
-            return z2
-        return np.column_stack([z2, np.maximum(g.squared_norms - z2.sum(axis=1), 0.0)])
+    def squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, m), (b, m + 1) where m < r
+        """Return z² of projected rows on the directions with ẽ > 0, and what is left on the others together."""
+        z2, rest = self.exact.split(g)
+        return z2 if z2.shape[1] == self.S.dim else np.column_stack([z2, rest])
 
 
 @dataclass(frozen=True)
@@ -270,7 +241,7 @@ class Equivalent:
     variance_weights: np.ndarray  # of z² in q, the same
     effective_parameters: float
     standard_error: float  # of them
-    reached: bool  # whether there is a μ ≥ 0 for this λ; otherwise all is said for the smallest λ that has one
+    reached: bool  # whether there is a μ ≥ 0 for this λ; otherwise all is for the smallest λ that has one
 
     @staticmethod
     def of(eigenvalues: np.ndarray, r: int, damping: float) -> Equivalent:  # the m that are not zero

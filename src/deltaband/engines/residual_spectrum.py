@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from ..storage.encoding import storable
 from .spectral import effective
 
 
 def spread(x: Any) -> tuple[Any, Any]:
-    """The means of 1/(1+t) and of t/(1+t)² over t from 0 to x.
+    """Return the means of 1/(1+t) and of t/(1+t)² over t from 0 to x.
 
     A tail of energy R, spread evenly over eigenvalues from 0 to xλ, has Σ h = R/λ times the first and Σ h² = R/λ times
     the second; a row with the energy ρ in it gets h = ρ/λ times the first and q = ρ/λ times the second. Eigenvalues of
@@ -30,8 +31,9 @@ def spread(x: Any) -> tuple[Any, Any]:
     return first, first - 1 / (1 + x)
 
 
+@storable
 @dataclass(frozen=True)
-class Tail:
+class ResidualSpectrum:
     """What is known of E = J⊥J⊥ᵀ."""
 
     energy: float = 0.0  # R = tr E
@@ -41,16 +43,16 @@ class Tail:
     rank: int = 0  # at most
 
     def variance(self, e: np.ndarray, damping: Any) -> Any:
-        """q of a new row over its ρ; e are the eigenvalues of B."""
+        """Return q of a new row over its ρ; e are the eigenvalues of B."""
         nu = self._freedom(e, damping)
         return nu / damping * spread(2 * nu * self._mean(self.pairs) / damping)[1]
 
     def leverage(self, e: np.ndarray, damping: Any) -> Any:
-        """h of a new row over its ρ."""
+        """Return h of a new row over its ρ."""
         return spread(2 * self._freedom(e, damping) * self._mean(self.pairs) / damping)[0] / damping
 
     def parameters(self, e: np.ndarray, damping: float) -> float:
-        """What is to be added to the p* of B."""
+        """Return what is to be added to the p* of B."""
         nu = self._freedom(e, damping)
         nu2 = 1 - effective(e, damping).sum() / self.n_rows  # tr N²/n
         first, second = spread(2 * nu * self._mean(self.squares + self.pairs) / damping)
@@ -59,7 +61,7 @@ class Tail:
         )
 
     def parameters_at_most(self, damping: float) -> float:
-        """p* is at least that of B and at most this much larger, whatever the tail.
+        """Return by how much p* can exceed that of B, whatever the tail; it is not smaller.
 
         JVVᵀJᵀ has the eigenvalues of B, JJᵀ = JVVᵀJᵀ + E, and f(e) = 2h − h² is increasing and concave with f(0) = 0:
         tr f(JVVᵀJᵀ) ≤ p* (Weyl) ≤ tr f(JVVᵀJᵀ) + tr f(E) (Rotfel'd), and tr f(E) ≤ rank·f(R/rank) (Jensen).
@@ -67,12 +69,12 @@ class Tail:
         return self.rank * float(effective(self.energy / max(self.rank, 1), damping))
 
     def _mean(self, squares: float) -> float:
-        """tr E²/tr E, the mean eigenvalue over the energy; at most tr E, whatever the estimate says.
+        """Return tr E²/tr E, the mean eigenvalue over the energy; at most tr E, whatever the estimate says.
 
-        A new row makes a pair with every row and is none of them: for it the pairs alone count.
+        A new row forms a pair with every row and is not one of them: for it the pairs alone count.
         """
         return min(squares / self.energy, self.energy) if self.energy else 0.0
 
     def _freedom(self, e: np.ndarray, damping: Any) -> Any:
-        """ν."""
+        """Return ν."""
         return 1 - (e / (e + np.expand_dims(damping, -1))).sum(axis=-1) / self.n_rows

@@ -1,4 +1,4 @@
-"""How far an approximate engine's widths are from the exact ones, estimated on a sample of the training rows.
+"""How far the widths of an approximate engine are from the exact ones, estimated on a sample of training rows.
 
 The same engine and the exact method are fitted to the same sample, with λ in proportion. Their q differ by a factor,
 row by row, and so do their p*; these factors are applied to the q and p* of the fit itself. (To scale a sample's q up
@@ -10,69 +10,76 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ..data.inputs import Inputs
 from ..data.row_record import Sample
-from ..engines import Engine, Exact, Problem
-from ..engines.memory import largest
+from ..engines import Engine, Exact, Known, Problem
+from ..engines.cost import largest
 from ..errors import DeltabandWarning
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.model_copy import plain_autograd
 from ..network.network import Network
-from .evaluate import ask_sample
+from ..validation import check_int_at_least
+from .fit import ErrorReport, Fit, RowBuffer, evaluate_sample
+from .spec import FitSpec
 
-if TYPE_CHECKING:
-    from .fit import Fit
-
-MOST_ROWS, FEWEST_ROWS = 4096, 64
-MOST_BYTES = 2**30  # of the gradients of a sample
-ASKED = 200  # training rows whose widths are compared, if the user asks for none
-INPUT_BYTES = 2**26  # and of its inputs, which a fit keeps
-TOLERABLE = 0.05
+SAMPLE_ROWS_AT_MOST, SAMPLE_ROWS_AT_LEAST = 4096, 64
+SAMPLE_GRADIENT_BYTES = 2**30
+COMPARED_ROWS = 200  # training rows whose widths are compared, if the user gives none
+SAMPLE_INPUT_BYTES = 2**26  # which a fit keeps
 
 
-@dataclass(frozen=True)
-class ErrorReport:
-    """Relative errors of an approximate engine against the exact method."""
+def affordable_rows(engine: Engine, problem: Problem, memory: float) -> int:
+    """Return how many rows a sample may have so that the exact method on them takes at most half of the memory.
 
-    width: float  # mean of |width/exact − 1|
-    largest: float  # of |width/exact − 1| over the rows asked
-    effective_parameters: float  # p*/exact − 1
-    n_rows: int  # of the sample; 0 where the fit is exact
-    engine: str  # as fitted to the sample
-
-    def __str__(self) -> str:
-        if self.n_rows == 0:
-            return "exact: there is nothing to estimate"
-        if math.isnan(self.effective_parameters):
-            return f"widths are too small by an unknown amount: λ is out of reach of {self.engine}"
-        return (
-            f"widths are off by {self.width:.2%} on average and {self.largest:.2%} at most, p* by "
-            f"{self.effective_parameters:+.2%} ({self.engine} against Exact() on {self.n_rows:,} training rows)"
-        )
-
-
-def affordable(engine: Engine, problem: Problem, memory: float) -> int:
-    """How many rows a sample may have, so that the exact method on them takes at most half of the memory; 0 where they
-    would be too few, or where there is no room for the engine a second time, beside what it holds of the first."""
-    if 1.5 * engine.nbytes(problem) > memory:
+    It is 0 where they would be too few, or where there is no room for a second engine beside the first.
+    """
+    if 1.5 * engine.cost(problem).nbytes > memory:
         return 0
-    room = min(memory / 2, MOST_BYTES)
-    most = min(MOST_ROWS, INPUT_BYTES // problem.input_bytes)
-    rows = largest(lambda n: Exact().nbytes(replace(problem, n_rows=n)) <= room, most)
-    return rows if rows >= FEWEST_ROWS else 0
+    room = min(memory / 2, SAMPLE_GRADIENT_BYTES)
+    most = min(SAMPLE_ROWS_AT_MOST, SAMPLE_INPUT_BYTES // problem.input_bytes)
+    rows = largest(lambda n: Exact().cost(replace(problem, n_rows=n)).nbytes <= room, most)
+    return rows if rows >= SAMPLE_ROWS_AT_LEAST else 0
+
+
+def worst_report(spec: FitSpec, fits: Sequence[Fit], x: Any, sample: int | None) -> ErrorReport:
+    """Estimate the errors of fits over the rows `x` or over training rows, and return the largest."""
+    least = SAMPLE_ROWS_AT_LEAST
+    if sample is not None:
+        check_int_at_least(sample, "sample", least)
+    X = None if x is None else Inputs.of(x)
+    if X is not None:
+        X.check_finite()
+        if len(X) == 0:
+            raise ValueError("x has no rows: give some, or none at all for an estimate over training rows")
+        spec.network().validate(X)
+    reports = []
+    for fit in fits:
+        if fit.covariance.is_exact:
+            reports.append(ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine)))
+            continue
+        if not min(fit.n_compared, len(fit.sample)):
+            raise ValueError(
+                f"an estimate needs {least} training rows, and memory for the exact method on them; a band from a file "
+                "has none unless it was saved with save(..., sample=True)"
+            )
+        network = spec.network(spec.task.head(fit.outputs))
+        spec.check_weights(network, fit)
+        reports.append(report(network, fit, X, sample or SAMPLE_ROWS_AT_MOST, spec.task.has_noise))
+    return max(reports, key=lambda report: report.width)
 
 
 def report(
-    network: Network, fit: Fit, x: Inputs | None = None, n_sample: int = MOST_ROWS, noise: bool = True
+    network: Network, fit: Fit, x: Inputs | None = None, n_sample: int = SAMPLE_ROWS_AT_MOST, noise: bool = True
 ) -> ErrorReport:
-    """Over the rows `x`, or some training rows that the comparison leaves out. Widths are t·s·√(1 + q), or without
-    noise in proportion to √q.
+    """Estimate the error of a fit over the rows `x`, or over training rows that the comparison leaves out.
+
+    Widths are t·s·√(1 + q), or without noise in proportion to √q.
 
     On fewer rows p* is smaller, and an engine of the same size more accurate: it gets a size in proportion to p*. More
     directions than half of the sample would be exact there: it gets half, if the sample is small against the data. So
@@ -80,7 +87,7 @@ def report(
     """
     sample = fit.sample.between(0, fit.n_compared)
     if x is None:
-        cut = len(sample) - max(1, min(ASKED, len(sample) // 4))
+        cut = len(sample) - max(1, min(COMPARED_ROWS, len(sample) // 4))
         sample, rest = sample.between(0, cut), sample.between(cut, len(sample))
     else:
         rest = Sample((x,), (np.arange(len(x)),))
@@ -88,7 +95,7 @@ def report(
     sample = sample.between(0, -(-n_sample // m))
     covariance = fit.covariance
     assert covariance.damping is not None
-    if not covariance.in_reach:
+    if not covariance.resolves_damping:
         return ErrorReport(math.inf, math.inf, math.nan, len(sample) * m, repr(fit.engine))
     from scipy.special import stdtrit
 
@@ -98,9 +105,9 @@ def report(
         warnings.simplefilter("ignore", DeltabandWarning)
         exact, q_exact = _fitted(network, fit, Exact(), sample, damping, rest)
         share = min(1.0, exact / p_star) if n < n_rows and p_star > 0 else 1.0
-        engine = fit.engine.limited(n // 2 if n < n_rows / 2 else n, share)
+        engine = fit.engine.resized(n // 2 if n < n_rows / 2 else n, share)
         sketched, q_sketched = _fitted(network, fit, engine, sample, damping, rest)
-        q = ask_sample(network.with_layers(fit.asked_layers), rest, covariance.variance, fit.rows_at_once)
+        q = evaluate_sample(network.with_layers(fit.asked_layers), rest, covariance.variance, fit.rows_at_once)
     true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
     # of more rows p* is larger, but not more than in proportion
     true_p_star = min(float(_corrected(p_star, sketched, exact, 1.0)), exact * n_rows / n)
@@ -118,8 +125,10 @@ def report(
 
 
 def _corrected(value: Any, sketched: Any, exact: Any, share: float) -> Any:
-    """By the factor that the engine is off on the sample. Where it has lost nearly all, there is no factor, and the
-    sample's exact value has to do."""
+    """Correct a value by the factor that the engine is off on the sample.
+
+    Where it has lost nearly everything there is no such factor, and the sample's exact value is used.
+    """
     known = sketched > np.maximum(0.01 * exact, np.finfo(np.float64).tiny)
     return np.where(known, value * exact / np.where(known, sketched, 1.0), exact * share)
 
@@ -127,30 +136,27 @@ def _corrected(value: Any, sketched: Any, exact: Any, share: float) -> Any:
 def _fitted(
     network: Network, fit: Fit, engine: Engine, rows: Sample, damping: float, asked: Sample
 ) -> tuple[float, np.ndarray]:
-    """p* of the engine fitted to some rows, and its q of others."""
+    """Return p* of the engine fitted to some rows, and its q of others."""
     n, itemsize = len(rows) * fit.n_outputs, network.dtype.itemsize
     problem = Problem(n, network.n_parameters, itemsize, fit.layers.factor_bytes, rows.pieces[0][:1].nbytes)
-    network = network.with_layers(None if engine.wants_rows(problem) and fit.by_rows else fit.layers)
+    network = network.with_layers(None if engine.cost(problem).wants_rows and fit.by_rows else fit.layers)
     with plain_autograd(network.device):
         sample = None
         if engine.sample_size:  # the rows are in random order
             leading = gradients(network, rows.between(0, -(-engine.sample_size // fit.n_outputs)))
             sample = GradientBatch.concatenate(leading).merged().between(0, engine.sample_size)
-        started = engine.start(n_rows=n, damping=damping, sample=sample)
-        waiting: list[GradientBatch] = []
+        started = engine.start(Known(n, damping, sample))
+        rows_at_once = 0 if network.layers is None else PRODUCT_ROWS
+        buffer = RowBuffer(lambda batch: started.update(batch.merged()), rows_at_once)
         for batch in gradients(network, rows):
-            waiting.append(batch)
-            if network.layers is None or sum(map(len, waiting)) >= PRODUCT_ROWS:
-                started.update(GradientBatch.concatenate(waiting).merged())
-                waiting = []
-        if waiting:
-            started.update(GradientBatch.concatenate(waiting).merged())
+            buffer.add(batch)
+        buffer.flush()
         covariance = started.finalise(damping)
-    return covariance.effective_parameters, ask_sample(network, asked, covariance.variance, fit.rows_at_once)
+    return covariance.effective_parameters, evaluate_sample(network, asked, covariance.variance, fit.rows_at_once)
 
 
 def gradients(network: Network, rows: Sample) -> Iterator[GradientBatch]:
-    """Of the rows of a sample."""
+    """Yield the gradients of the rows of a sample."""
     for piece in rows.pieces:
         for x in piece.split(network.chunk_rows(piece)):
             for group in network.groups(x):

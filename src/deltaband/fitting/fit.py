@@ -1,27 +1,72 @@
-"""All that a fit has found out."""
+"""`Fit`, the result of a pass over the training rows, and `evaluate_rows`, which puts rows to a covariance."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..calibration.conformal import PRIOR_RELATIVE_DAMPING, Side
+from ..damping import TYPICAL_RELATIVE_DAMPING
+from ..data.inputs import Inputs
 from ..data.row_record import Sample, SeenRows
-from ..engines import Covariance, Engine
+from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
+from ..network.gradient_batch import GradientBatch
 from ..network.layers.hooks import Layers
-from .accuracy import TOLERABLE, ErrorReport
+from ..network.model_copy import plain_autograd
+from ..network.network import Network
+from ..results import Side
+from ..storage.encoding import storable
+from ..validation import check_finite
+
+ADVICE = "look at the scale of that row, and for NaN among the weights"
+QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a moment
+
+RowFunction = Callable[[GradientBatch], np.ndarray]  # gradients of b rows -> (b, …)
 
 
+@storable
+@dataclass(frozen=True)
+class ErrorReport:
+    """Relative errors of an approximate engine against the exact method, estimated on training rows.
+
+    Attributes:
+        width: Mean of |width/exact − 1|.
+        largest: Largest |width/exact − 1| over the rows compared.
+        effective_parameters: p*/exact − 1.
+        n_rows: Rows of the sample; 0 where the fit is exact.
+        engine: The engine as it was fitted to the sample.
+    """
+
+    width: float
+    largest: float
+    effective_parameters: float
+    n_rows: int
+    engine: str
+
+    def __str__(self) -> str:
+        if self.n_rows == 0:
+            return "exact: there is nothing to estimate"
+        if math.isnan(self.effective_parameters):
+            return f"widths are too small by an unknown amount: λ is out of reach of {self.engine}"
+        return (
+            f"widths are off by {self.width:.2%} on average and {self.largest:.2%} at most, p* by "
+            f"{self.effective_parameters:+.2%} ({self.engine} against Exact() on {self.n_rows:,} training rows)"
+        )
+
+
+@storable
 @dataclass(frozen=True)
 class Fit:
-    """All that a fit has found out. Set in one piece, so a fit that fails changes nothing."""
+    """All results of one fit: the covariance, and what is known of the training rows."""
 
     covariance: Covariance  # without a λ if none was given
     engine: Engine  # the settings it was made with
-    rss: np.ndarray  # (m,) residual sum of squares of each output
+    losses: np.ndarray  # (m,) summed over the rows: squared residuals, or −log π for a classifier
+    counts: np.ndarray  # what the task counts over the rows
     n_rows: int
     n_parameters: int
     dtype: torch.dtype
@@ -29,23 +74,23 @@ class Fit:
     layers: Layers
     by_rows: bool  # whether the covariance asks for rows, not for inner products
     seen: SeenRows
-    outputs: tuple[int, ...] = (0,)  # of the network, that it is to
-    n_returned: int = 1  # how many outputs the network has, those not asked about included
-    shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) of p* that each output has
+    outputs: tuple[int, ...] = (0,)  # the outputs of the network that it is for
+    n_returned: int = 1  # how many outputs the network has
+    shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) the share of p* of each output
     leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) of training rows; if exact
     sample: Sample = field(default_factory=Sample)  # inputs of training rows, in random order
     n_compared: int = 0  # how many of them a comparison with the exact method may take; 0 where exact
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
-    rows_at_once: int = 0  # to be asked together, where that saves work
+    rows_at_once: int = 0  # how many rows to evaluate together, where that saves work
 
     @property
     def asked_layers(self) -> Layers | None:
-        """What gradients must come by that the covariance is asked with."""
+        """Return the layers that gradients for this covariance come by; None for whole rows."""
         return None if self.by_rows else self.layers
 
     @property
-    def way(self) -> str:
-        """How gradients come about."""
+    def gradient_method(self) -> str:
+        """Describe how gradients are computed."""
         if self.by_rows:
             return "whole rows, by torch.func"
         covered, rest = len(self.layers.batch_dims), len(self.layers.rest)
@@ -57,19 +102,20 @@ class Fit:
 
     @property
     def effective_parameters(self) -> float:
+        """Return p*; NaN where λ is not known."""
         return math.nan if self.covariance.damping is None else self.covariance.effective_parameters
 
     @property
     def reference(self) -> Covariance:
-        """The covariance that leverages are compared under: at the λ of the fit, or at a common one if it has none."""
+        """Return the covariance that leverages are compared under: at the λ of the fit, or at a common one."""
         if self.covariance.damping is not None:
             return self.covariance
-        spectral = self.covariance.diagonalised()
-        return spectral.at(PRIOR_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
+        spectral = self.covariance.eigendecomposed()
+        return spectral.at(TYPICAL_RELATIVE_DAMPING * float(spectral.eigenvalues.max(initial=0.0)))
 
     @property
     def n_outputs(self) -> int:
-        return len(self.rss)
+        return len(self.losses)
 
     @property
     def degrees_of_freedom(self) -> np.ndarray:  # (m,)
@@ -77,43 +123,95 @@ class Fit:
 
     @property
     def noise_std(self) -> np.ndarray:  # (m,)
+        """Return s = √(RSS/(n − p*)) of each output; NaN where n − p* ≤ 0."""
         nu = self.degrees_of_freedom
-        return np.sqrt(self.rss / np.where(nu > 0, nu, np.nan))
+        return np.sqrt(self.losses / np.where(nu > 0, nu, np.nan))
 
-    def student(self, level: float, side: Side = "both") -> np.ndarray:  # (m,)
-        """t · s: an interval's half width over its spread √(1 + q)."""
+    def half_width(self, level: float, side: Side = "both") -> np.ndarray:  # (m,)
+        """Return t·s, an interval's half width divided by √(1 + q)."""
         from scipy.special import stdtrit
 
         return stdtrit(self.degrees_of_freedom, (1 + level) / 2 if side == "both" else level) * self.noise_std
 
-    def warnings(self) -> list[str]:
-        """Where the formula, or the sketch, should not be trusted."""
-        if self.covariance.damping is None:
-            return []
-        nu = float(self.degrees_of_freedom.min())  # of the output that has fewest
-        n, p_star = self.n_rows, self.n_rows - nu
-        missed = self.covariance.missed_parameters
-        messages = []
-        if nu <= 0:
-            messages.append(
-                f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
-            )
-        elif p_star > n / 2 or nu < 10:
-            messages.append(
-                f"the network has p* = {p_star:.1f} effective parameters for n = {n} rows: the formula is unreliable "
-                "here (often far too wide); calibrate on held-out data, or raise the damping if the network was "
-                "trained with more regularisation"
-            )
-        if self.error is not None:
-            if self.error.width > TOLERABLE:
-                messages.append(
-                    f"{self.engine!r} is not accurate enough here: {self.error}; raise its rank, dim or landmarks, or "
-                    "use Exact() if memory allows"
-                )
-        # A bound is all there is. More than 5 % of the degrees of freedom shows in s, more than half of p* in q.
-        elif missed > max(min(0.05 * nu, 0.5 * p_star), 0.5):
-            messages.append(
-                f"the sketch may miss up to {missed:.0f} effective parameters (it found {p_star:.1f}, n = {n}): "
-                "raise its rank, dim or landmarks, or use Exact() if memory allows"
-            )
-        return messages
+    def quick_spectrum(self) -> Spectrum | None:
+        """Return the spectrum if it takes a moment only, else None."""
+        known = isinstance(self.covariance, SpectralCovariance)
+        size = min(self.n_rows * self.n_outputs, self.n_parameters)
+        if self.covariance.damping is None or not (known or size <= QUICK_SPECTRUM_SIZE):
+            return None
+        try:
+            return self.covariance.spectrum()
+        except (ArithmeticError, MemoryError, np.linalg.LinAlgError, ValueError):  # showing a band must not fail
+            return None
+
+
+class RowBuffer:
+    """Gradients on their way to a function that is faster for many rows at once."""
+
+    def __init__(self, hand_over: Callable[[GradientBatch], None], rows_at_once: int) -> None:
+        self._hand_over, self._rows_at_once = hand_over, rows_at_once
+        self._waiting: list[GradientBatch] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting))
+
+    def add(self, gradients: GradientBatch) -> None:
+        self._waiting.append(gradients)
+        if len(self) >= self._rows_at_once:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._hand_over(GradientBatch.concatenate(waiting))
+
+
+def evaluate_rows(
+    network: Network,
+    X: Inputs,
+    function: RowFunction,
+    rows_at_once: int = 0,  # of J; 0: as they come
+    first: int = 0,  # the number of the first row in the data
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the network's outputs (n, m) in float64 and the function's value for each of them, (n, m, …)."""
+    outputs: list[Tensor] = []
+    values: list[np.ndarray] = []
+    buffer = RowBuffer(lambda gradients: values.append(function(gradients)), rows_at_once)
+    with plain_autograd(network.device):
+        rows = network.chunk_rows(X)
+        if rows_at_once:
+            rows = max(1, min(rows, rows_at_once // network.validate(X).n_outputs))
+        for x in X.split(rows):
+            parts = []
+            for part, gradients in checked_gradients(network, x, first):
+                parts.append(part)
+                buffer.add(gradients)
+            outputs.append(torch.cat(parts, dim=1))
+            first += len(x)
+        buffer.flush()
+    flat, start, ordered = np.concatenate(values), 0, []
+    for y in outputs:  # the first output of all rows of a chunk, then the second
+        b, m = y.shape
+        ordered.append(flat[start : start + b * m].reshape(m, b, *flat.shape[1:]).swapaxes(0, 1))
+        start += b * m
+    return torch.cat(outputs).cpu().double().numpy(), np.concatenate(ordered)
+
+
+def evaluate_sample(network: Network, sample: Sample, function: RowFunction, rows_at_once: int = 0) -> np.ndarray:
+    """Return the function's values for the rows of a sample, (n, m, …), piece by piece."""
+    return np.concatenate([evaluate_rows(network, x, function, rows_at_once)[1] for x in sample.pieces])
+
+
+def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple[Tensor, GradientBatch]]:
+    """Yield outputs and gradients, all finite, for some of the outputs at a time; `first` numbers the first row."""
+    for group in network.groups(x):
+        outputs, gradients = network.gradients(x, group)
+        check_outputs(outputs, first)
+        norms = torch.from_numpy(gradients.squared_norms).reshape(-1, len(x)).T
+        check_finite(norms, "the network's gradients", first, ADVICE)
+        yield outputs, gradients
+
+
+def check_outputs(outputs: Tensor, first: int = 0) -> None:
+    """Raise if an output is not finite, and name the row."""
+    check_finite(outputs, "the network's outputs", first, ADVICE)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..storage.encoding import storable
 from .layers.factors import DenseRows, Part, alike, inner, stacked
 
 # A chunk of rows that fits the processor's cache is two to three times faster to compute than one that does not, but
@@ -39,6 +40,7 @@ class Block(Protocol):
         ...
 
 
+@storable
 @dataclass(frozen=True)
 class StoredBlock:
     """A block whose parts are in memory."""
@@ -57,6 +59,7 @@ class StoredBlock:
         return self.stored
 
 
+@storable
 @dataclass(frozen=True)
 class GradientBatch:
     """The gradients of some rows, in blocks.

@@ -156,11 +156,11 @@ class Network:
     def _accepted(self, x: Inputs) -> AcceptedInputs:
         """Look up what is known about the kind of these inputs, or find it out."""
         known = self.model_copy.accepted
-        found = known.get(x.kind)
+        found = known.get(x.row_format)
         if found is None or (len(x) > 1 and not found.alone_and_together):
             if len(known) >= REMEMBERED_KINDS:
                 known.clear()
-            found = known[x.kind] = try_rows(self.model_copy, x)
+            found = known[x.row_format] = try_rows(self.model_copy, x)
         return found
 
     def probe(self, x: Any) -> Probe:

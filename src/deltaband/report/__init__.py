@@ -1,5 +1,5 @@
-"""One HTML file that shows how good a band is on rows with known targets: nothing to install, nothing to download."""
+"""A report on the quality of prediction intervals, as one HTML file that needs nothing else."""
 
-from .document import page, write
+from .page import page, write
 
 __all__ = ["page", "write"]

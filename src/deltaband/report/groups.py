@@ -1,17 +1,48 @@
-"""Rows in groups, by the value that they have in a column."""
+"""The user's columns of numbers, dates or text, and rows in groups by their values."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cached_property
+from numbers import Real
+from typing import Any, Literal
 
 import numpy as np
 
-from ..display.numerals import INFINITY, number
-from .columns import MISSING, Column
+from ..display.text import INFINITY, decimals, fixed, number
+from ..validation import describe
 
-FEW = 8  # different numbers that are shown one by one
-MOST = 10  # groups of one column; the rarest categories share the last
-PARTS = 5  # of a column of many different numbers
+MISSING = "missing"
+SECONDS_PER_DAY = 86_400.0
+MAX_SINGLE_NUMBERS = 8  # a column with at most so many different numbers has a group for each
+MAX_CATEGORIES = 10  # of more categories the rarest share the last group
+N_QUANTILE_GROUPS = 5  # for a column of many different numbers
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: float64 with NaN where missing, dates in seconds; or text, objects with None where missing."""
+
+    values: np.ndarray  # (n,)
+    kind: Literal["number", "date", "text"] = "number"
+
+    @cached_property
+    def _decimals(self) -> int | None:
+        finite = self.values[np.isfinite(self.values)]
+        whole = len(finite) > 0 and bool((finite == np.round(finite)).all()) and np.abs(finite).max() < 1e12
+        return 0 if whole else decimals(self.values)
+
+    def format(self, value: Any) -> str:
+        if value is None or value != value:
+            return MISSING
+        if self.kind == "text":
+            return str(value)
+        if self.kind == "number":
+            return fixed(float(value), self._decimals)
+        moment = np.datetime64(int(value), "s")
+        return str(moment.astype("datetime64[D]") if value % SECONDS_PER_DAY == 0 else moment).replace("T", " ")
 
 
 @dataclass(frozen=True)
@@ -20,23 +51,33 @@ class Group:
     rows: np.ndarray  # (k,) indices
 
 
-def by_value(column: Column) -> list[Group]:
-    """Numbers in parts of as many rows, from small to large; text, and few different numbers, value by value."""
-    if column.is_text:
-        return _categories(column)
+def read_columns(columns: Mapping[str, Any] | None, n: int) -> dict[str, Column]:
+    """Return the columns of n rows by name; pandas, NumPy, tensors and lists are accepted."""
+    if columns is None:
+        return {}
+    if not hasattr(columns, "items"):
+        raise TypeError(f"columns must be a mapping of names to values, got {describe(columns)}")
+    return {str(name): _read_column(str(name), values, n) for name, values in columns.items()}
+
+
+def group_by_value(column: Column) -> list[Group]:
+    """Group numbers by quantiles, from small to large; text, and few different numbers, by value."""
+    if column.kind == "text":
+        return _group_categories(column)
     values = column.values
     infinite, missing = np.isinf(values), np.isnan(values)
     finite = np.flatnonzero(~infinite & ~missing)
     found = values[finite]
     different = np.unique(found)
-    if len(different) <= FEW:
-        groups = [Group(column.shown(value), finite[found == value]) for value in different]
+    if len(different) <= MAX_SINGLE_NUMBERS:
+        groups = [Group(column.format(value), finite[found == value]) for value in different]
     else:
-        last = [-(-k * len(found) // PARTS) - 1 for k in range(1, PARTS)]  # of each part, if none are tied
+        parts = N_QUANTILE_GROUPS
+        last = [-(-k * len(found) // parts) - 1 for k in range(1, parts)]  # of each part, if there are no ties
         edges = np.unique(np.sort(found)[last])
         part = np.searchsorted(edges, found, side="left")
         groups = [
-            Group(f"{column.shown(of_part.min())} to {column.shown(of_part.max())}", finite[part == k])
+            Group(f"{column.format(of_part.min())} to {column.format(of_part.max())}", finite[part == k])
             for k in range(len(edges) + 1)
             if len(of_part := found[part == k])
         ]
@@ -44,29 +85,69 @@ def by_value(column: Column) -> list[Group]:
     return groups + [Group(name, np.flatnonzero(rows)) for name, rows in others if rows.any()]
 
 
-def by_width(width: np.ndarray) -> list[Group]:
-    """Five parts of as many rows, from narrow to wide; one group where all are as wide, up to rounding."""
-    finite = width[np.isfinite(width)]
-    if len(finite) == len(width) and np.ptp(width) <= 1e-5 * np.abs(width).max():
+def group_by_width(width: np.ndarray) -> list[Group]:
+    """Group rows by quantiles of their width; one group where all widths are equal up to rounding."""
+    if not np.isfinite(width).all():
+        return group_by_value(Column(width))
+    if np.ptp(width) <= 1e-5 * np.abs(width).max():
         return [Group(f"all {number(float(width.mean()))}", np.arange(len(width)))]
-    if len(finite) < len(width):
-        return by_value(Column(width))
-    parts = [rows for rows in np.array_split(np.argsort(width, kind="stable"), PARTS) if len(rows)]
+    parts = [rows for rows in np.array_split(np.argsort(width, kind="stable"), N_QUANTILE_GROUPS) if len(rows)]
     edges = [(float(width[rows].min()), float(width[rows].max())) for rows in parts]
     digits = next((k for k in (3, 4, 5) if len({number(low, k) for low, _ in edges}) == len(edges)), 6)
-    return [
-        Group(f"{number(low, digits)} to {number(high, digits)}", rows)
-        for (low, high), rows in zip(edges, parts, strict=True)
-    ]
+    names = [f"{number(low, digits)} to {number(high, digits)}" for low, high in edges]
+    return [Group(name, rows) for name, rows in zip(names, parts, strict=True)]
 
 
-def _categories(column: Column) -> list[Group]:
+def _group_categories(column: Column) -> list[Group]:
     names = [MISSING if value is None else value for value in column.values]
     different, which, count = np.unique(np.array(names, dtype=str), return_inverse=True, return_counts=True)
     order = np.argsort(-count, kind="stable")
-    shown = order if len(order) <= MOST else order[: MOST - 1]
+    shown = order if len(order) <= MAX_CATEGORIES else order[: MAX_CATEGORIES - 1]
     groups = [Group(str(different[k]), np.flatnonzero(which == k)) for k in shown]
     if len(shown) < len(order):
-        rest = np.flatnonzero(~np.isin(which, shown))
-        groups.append(Group(f"{len(order) - len(shown):,} others", rest))
+        groups.append(Group(f"{len(order) - len(shown):,} others", np.flatnonzero(~np.isin(which, shown))))
     return groups
+
+
+def _read_column(name: str, values: Any, n: int) -> Column:
+    if hasattr(values, "detach"):  # a tensor, possibly on a GPU
+        values = values.detach().cpu()
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise TypeError(f"column {name!r} must be a sequence of {n} values, got {describe(values)}")
+    array = np.asarray(values) if hasattr(values, "__array__") else _object_array(values)
+    if array.ndim != 1 or len(array) != n:
+        raise ValueError(f"column {name!r} must have a value for each of the {n} rows, got {array.shape}")
+    if array.dtype.kind in "fiu":
+        return Column(array.astype(np.float64))
+    if array.dtype.kind == "M":
+        return _dates(array)
+    listed = [None if _is_missing(value) else value for value in array.tolist()]
+    present = [value for value in listed if value is not None]
+    if present and all(isinstance(value, Real) and not isinstance(value, bool | np.bool_) for value in present):
+        return Column(np.array([np.nan if value is None else float(value) for value in listed]))
+    if present and all(isinstance(value, date) and getattr(value, "tzinfo", None) is None for value in present):
+        return _dates(np.array(listed, dtype="datetime64[s]"))
+    return Column(_object_array([None if value is None else _text(value) for value in listed]), "text")
+
+
+def _dates(array: np.ndarray) -> Column:
+    seconds = array.astype("datetime64[s]")
+    return Column(np.where(np.isnat(seconds), np.nan, seconds.astype(np.int64).astype(np.float64)), "date")
+
+
+def _object_array(values: Any) -> np.ndarray:
+    """Return one entry per value, even where values have a length themselves."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = [*values]
+    return array
+
+
+def _text(value: Any) -> str:
+    return value.isoformat(" ") if isinstance(value, datetime) else str(value)
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether the value is None, NaN, or one of pandas' equivalents."""
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, Real) and value != value)
+    )

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const tip = document.getElementById("tip");
-  const REACH = 14; // how near to a mark is at it, in units of the picture
+  const REACH = 14; // how far from a mark the pointer may be, in units of the picture
   let pointed = null;
 
   function hide() {
@@ -10,7 +10,7 @@
     pointed = null;
   }
 
-  // Text only: whatever a column holds, it is shown and nothing else.
+  // Set as text, never as markup, whatever a column holds.
   function line(name, value) {
     const row = document.createElement("div");
     for (const text of [name, value]) row.appendChild(document.createElement("span")).textContent = text;
@@ -67,7 +67,7 @@
   }
   addEventListener("scroll", hide, { passive: true });
 
-  // What is missing comes last, whichever way it is sorted.
+  // Missing values come last in both directions.
   function compare(a, b, sign) {
     if (a === "" || b === "") return (a === "") - (b === "");
     const difference = Number(a) - Number(b);

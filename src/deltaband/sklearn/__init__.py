@@ -1,3 +1,5 @@
 """Intervals for scikit-learn estimators."""
 
-from .estimators import *  # noqa: F403
+from .estimators import BandRegressor, IntervalRegressor
+
+__all__ = ["BandRegressor", "IntervalRegressor"]

@@ -1,4 +1,4 @@
-"""scikit-learn's `MLPRegressor` as a torch module, and the λ that it was trained with."""
+"""scikit-learn's `MLPRegressor` as a torch module, and the λ that follows from its training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Exponential(nn.Module):
-    """What `loss="poisson"` ends in."""
+    """The output activation of `loss="poisson"`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.exp()
@@ -27,10 +27,10 @@ ACTIVATIONS = {
 
 
 def to_torch(estimator: Any) -> nn.Sequential:
-    """The fitted network with the same weights, in float64: (b, features) -> (b, outputs)."""
+    """Return a module with the weights of a fitted `MLPRegressor`, in float64: (b, features) -> (b, outputs)."""
     modules: list[nn.Module] = []
     for W, bias in zip(estimator.coefs_, estimator.intercepts_, strict=True):  # (fan_in, fan_out), (fan_out,)
-        # on "meta" a fresh layer has no weights, which would take random numbers from the user's generator
+        # on "meta" a new layer has no weights: it draws no random numbers from the user's generator
         layer = nn.Linear(W.shape[0], W.shape[1], device="meta")
         layer.weight = nn.Parameter(torch.tensor(W.T, dtype=torch.float64))
         layer.bias = nn.Parameter(torch.tensor(bias, dtype=torch.float64))
@@ -39,7 +39,7 @@ def to_torch(estimator: Any) -> nn.Sequential:
 
 
 def damping(estimator: Any, n_rows: int) -> float | None:
-    """λ of SSE + λ‖W‖², where `fit` was given `n_rows` rows; None where no penalty of squared errors tells it.
+    """Return λ of SSE + λ‖W‖² for a fit to `n_rows` rows; None without a penalty of squared errors.
 
     Each batch B adds to the gradient that of (½·SSE_B + ½·alpha·‖W‖²)/|B|, SSE_B over all outputs, and each counts as
     one step. So λ is
@@ -47,10 +47,10 @@ def damping(estimator: Any, n_rows: int) -> float | None:
         alpha                      with lbfgs, whose only batch is all rows
         alpha·n·mean of 1/|B|      with sgd and adam: alpha·n/b where the batch size b divides n
 
-    with n the rows that were trained on: those that early stopping holds out were not. A last batch that is smaller
-    than the others counts as much as they do, and is penalised more. Biases are not penalised.
+    with n the rows trained on, without those that early stopping holds out. A last batch that is smaller than the
+    others counts as much as they do, and is penalised more. Biases are not penalised.
 
-    Of several outputs lbfgs is given the mean of their losses with the gradient of their sum, and stops at a minimum of
+    With several outputs lbfgs gets the mean of their losses with the gradient of their sum, and stops at a minimum of
     neither: there is no λ.
     """
     if estimator.alpha == 0 or getattr(estimator, "loss", "squared_error") != "squared_error":

@@ -1,4 +1,4 @@
-"""The network inside a scikit-learn estimator, and the way to it: X through its steps, y through target transforms."""
+"""The network inside a scikit-learn estimator, with the steps that X and the transforms that y go through."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array
 from torch import nn
 
-from ..target_transform import GRID, ROUNDING, along, ordered
+from ..target_transform import GRID_POINTS, RELATIVE_ROUNDING, evaluate_monotone, sort_bounds
 from . import mlp
 
 SUPPORTED = (
     "IntervalRegressor takes an MLPRegressor or a skorch regressor: alone, as the last step of a Pipeline, in a "
     "TransformedTargetRegressor or in a FrozenEstimator"
 )
-# These add weight_decay·w to the gradient. Others shrink the weights past it, and have no λ.
-COUPLED = (
+# These add weight_decay·w to the gradient. Others shrink the weights directly, and have no λ.
+COUPLED_OPTIMISERS = (
     *(torch.optim.SGD, torch.optim.ASGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta),
     *(torch.optim.Adam, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
 )
 
 
 @dataclass(frozen=True)
-class Wrapped:
-    """A network with what stands before it; both tuples outermost first."""
+class WrappedNetwork:
+    """A network with the estimators around it; both tuples outermost first."""
 
     network: Any  # an MLPRegressor or a skorch regressor
     steps: tuple[Any, ...] = ()  # the pipelines without their last step
@@ -39,7 +39,7 @@ class Wrapped:
     frozen: bool = False
 
     def inputs(self, X: Any) -> np.ndarray:
-        """X as the network sees it."""
+        """Return X as the network sees it."""
         for step in self.steps:
             X = step.transform(X)
         if isinstance(self.network, MLPRegressor):
@@ -48,14 +48,14 @@ class Wrapped:
         return check_array(X, dtype=None, ensure_2d=False, allow_nd=True, input_name="X")
 
     def to_network(self, y: np.ndarray) -> np.ndarray:  # (n,) or (n, m) -> (n, m)
-        """Targets as the network was trained on."""
+        """Return the targets that the network was trained on."""
         values = y.astype(np.float64).reshape(len(y), -1)
         for transformer in self.targets:
             values = np.asarray(transformer.transform(values), dtype=np.float64).reshape(values.shape)
         return values
 
     def to_units(self, z: np.ndarray) -> np.ndarray:  # (…, m)
-        """What the network gives in the units of y."""
+        """Return outputs of the network in the units of y."""
         values = z.astype(np.float64).reshape(-1, z.shape[-1])
         with np.errstate(over="ignore", invalid="ignore"):  # the upper end of an interval may well be exp(1000)
             for transformer in reversed(self.targets):
@@ -63,21 +63,21 @@ class Wrapped:
         return values.reshape(z.shape)
 
     def bounds(self, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (…, m)
-        """An interval of the network's output as one of y, where the transform of the target is monotone."""
+        """Return the bounds for y from those of the network's output; the transform of the target must be monotone."""
         if not self.targets:
             return lower.astype(np.float64), upper.astype(np.float64)
-        values, falls = along(self.to_units, lower, upper)
-        return ordered(np.where(falls, values[-1], values[0]), np.where(falls, values[0], values[-1]))
+        values, falls = evaluate_monotone(self.to_units, lower, upper)
+        return sort_bounds(np.where(falls, values[-1], values[0]), np.where(falls, values[0], values[-1]))
 
     def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray:  # (n, m), (n, m) -> (n, m)
-        """Standard deviations of the network's output in the units of y, where its transform is affine there."""
+        """Return standard deviations of the network's output in the units of y; the transform must be affine."""
         if not self.targets:
             return std.astype(np.float64)
         low, high = (z - std).min(axis=0), (z + std).max(axis=0)  # (m,)
         low, high = np.where(high > low, low, low - 1), np.where(high > low, high, low + 1)
-        values = self.to_units(np.linspace(low, high, GRID))
-        line = np.linspace(values[0], values[-1], GRID)
-        if not (np.abs(values - line) <= ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
+        values = self.to_units(np.linspace(low, high, GRID_POINTS))
+        line = np.linspace(values[0], values[-1], GRID_POINTS)
+        if not (np.abs(values - line) <= RELATIVE_ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
             raise ValueError(
                 "a standard deviation keeps its meaning only under an affine transform of the target, such as that of "
                 "StandardScaler; use predict_interval, whose bounds follow any monotone one"
@@ -85,11 +85,11 @@ class Wrapped:
         return std.astype(np.float64) * np.abs((values[-1] - values[0]) / (high - low))
 
     def module(self) -> nn.Module:
-        """The network in torch: a copy of an MLPRegressor, skorch's own."""
+        """Return the network in torch: a copy of an MLPRegressor, or skorch's own module."""
         return mlp.to_torch(self.network) if isinstance(self.network, MLPRegressor) else self.network.module_
 
     def check_shape(self, inputs: np.ndarray, y: np.ndarray) -> None:
-        """Raise where skorch was trained on targets of another shape than its outputs, which torch broadcasts."""
+        """Raise if skorch was trained on targets of another shape than its outputs, which torch broadcasts."""
         if self.frozen or isinstance(self.network, MLPRegressor):
             return
         outputs = self.network.predict(inputs[:1])
@@ -100,21 +100,21 @@ class Wrapped:
             )
 
     def damping(self, n_rows: int, n_outputs: int) -> float | None:
-        """λ, where the training tells it."""
+        """Return λ where it follows from the training."""
         if isinstance(self.network, MLPRegressor):
             return mlp.damping(self.network, n_rows)
         return _skorch_damping(self.network, n_rows, n_outputs)
 
 
-def find(estimator: Any, fitted: bool = False) -> Wrapped:
-    """The network inside `estimator`; a TypeError where it is none that can be had."""
+def find_network(estimator: Any, fitted: bool = False) -> WrappedNetwork:
+    """Return the network inside `estimator`; a TypeError if there is none that is supported."""
     if isinstance(estimator, FrozenEstimator):
-        return replace(find(estimator.estimator, fitted), frozen=True)
+        return replace(find_network(estimator.estimator, fitted), frozen=True)
     if isinstance(estimator, Pipeline):
-        inner = find(estimator.steps[-1][1], fitted)
+        inner = find_network(estimator.steps[-1][1], fitted)
         return replace(inner, steps=(estimator[:-1], *inner.steps)) if len(estimator.steps) > 1 else inner
     if isinstance(estimator, TransformedTargetRegressor):
-        inner = find(estimator.regressor_ if fitted else estimator.regressor, fitted)
+        inner = find_network(estimator.regressor_ if fitted else estimator.regressor, fitted)
         return replace(inner, targets=(estimator.transformer_, *inner.targets)) if fitted else inner
     if hasattr(estimator, "__sklearn_tags__") and is_classifier(estimator):
         raise TypeError(f"{SUPPORTED}; {type(estimator).__name__} is a classifier")
@@ -123,16 +123,16 @@ def find(estimator: Any, fitted: bool = False) -> Wrapped:
     ):
         got = repr(estimator) if isinstance(estimator, str | type | None) else type(estimator).__name__
         raise TypeError(f"{SUPPORTED}; got {got}")
-    return Wrapped(estimator)
+    return WrappedNetwork(estimator)
 
 
 def _skorch_damping(net: Any, n_rows: int, n_outputs: int) -> float | None:
-    """λ from the optimiser and the loss; None for a loss that is not squared, and without a coupled weight decay.
+    """Return λ from the optimiser and the loss; None for other losses, and without a coupled weight decay.
 
-    The last epoch tells how many rows were trained on, since skorch holds some out by default, and in how many batches.
+    The numbers of rows and batches are those of the last epoch, since skorch holds some rows out by default.
     """
     criterion, optimizer = getattr(net, "criterion_", None), getattr(net, "optimizer_", None)
-    if type(criterion) is not nn.MSELoss or not isinstance(optimizer, COUPLED):
+    if type(criterion) is not nn.MSELoss or not isinstance(optimizer, COUPLED_OPTIMISERS):
         return None
     if any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
         return None

@@ -1,37 +1,99 @@
-"""A band in one file: safetensors with its metadata, no pickle anywhere.
-
-The tensors are numbered; the metadata hold, as JSON, the tree of values that names them (see `encoding`), what
-`inspect` shows, and a digest over all of it. Reading a file runs no code of the file's.
-"""
+"""The file of a fitted estimator: what it holds, how it is written and read."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ..classification import ClassificationIntervals
-from ..data.row_record import Sample
 from ..errors import ArtefactError
-from ..fitting.band import Band
-from ..intervals import PredictionIntervals
-from ..network.model_copy import unwrap
-from ..network.network import Network
-from . import container as artefact
+from . import container
 from .encoding import Decoder, Encoder
 
-KINDS: dict[str, type[Band]] = {cls.__name__: cls for cls in (PredictionIntervals, ClassificationIntervals)}
-WEIGHTS = "weights."  # before their names, among the tensors
-FUNCTIONS = ("output", "batch", "target_transform")  # which no file holds
+Hooks = Mapping[Any, Callable[[Any], Any]]  # how networks are written and restored, which no file holds
+
+WEIGHTS_PREFIX = "weights."  # of their names among the tensors
+
+T = TypeVar("T", bound=type)
+ESTIMATORS: dict[str, Any] = {}  # by the name that a file has for their kind
+
+
+def loadable(estimator: T) -> T:
+    """Register a class of estimators, so that `load` finds it by its name."""
+    ESTIMATORS[estimator.__name__] = estimator
+    return estimator
+
+
+@dataclass(frozen=True)
+class BandRecord:
+    """What a file holds of an estimator."""
+
+    about: dict[str, Any]  # what `inspect` shows
+    options: dict[str, Any]  # the arguments that it was constructed with, functions aside
+    fits: tuple[Any, ...]
+    calibration: Any
+    weights: Mapping[str, Any]  # the model's state dict, or nothing
+    hooks: Callable[[tuple[int, ...]], Hooks]  # for the outputs of a fit
+
+    def encoded(self, notes: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return the tensors and texts of the file."""
+        encode, trees = Encoder(), []
+        for fit in self.fits:
+            encode.hooks = self.hooks(fit.outputs)
+            trees.append(encode(fit))
+        tree = {"options": encode(self.options), "fits": trees, "calibration": encode(self.calibration)}
+        texts = {
+            "band": container.as_json(self.about),
+            "tree": container.as_json(tree),
+            "notes": container.as_json({str(key): str(value) for key, value in notes.items()}),
+        }
+        tensors = encode.tensors
+        for name, w in self.weights.items():
+            if not isinstance(w, Tensor):
+                raise TypeError(f"{name!r} in the model's state dict is not a tensor but {type(w).__name__}: not saved")
+            tensors[WEIGHTS_PREFIX + name] = w.detach().cpu().contiguous().clone()
+        return tensors, texts
+
+
+@dataclass(frozen=True)
+class StoredBand:
+    """The content of a file, of which the fits are decoded when a network can be made."""
+
+    path: Path
+    kind: str  # the name of the estimator's class
+    functions: dict[str, str]  # the arguments that no file holds, by name
+    shapes: dict[str, list[int]]  # of the model's parameters
+    options: dict[str, Any]
+    tree: dict[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def read(cls, path: Path) -> StoredBand:
+        """Read a file, check it, and decode the options."""
+        tensors, texts = container.read(path, "band")
+        try:
+            tree = json.loads(texts["tree"])
+            options = Decoder(tensors)(tree["options"])
+            about = json.loads(texts["band"])
+            return cls(path, about["kind"], about["functions"], about["parameters"], options, tree, tensors)
+        except Exception as error:
+            raise _not_understood(path, error) from error
+
+    def decoded(self, hooks: Hooks) -> tuple[tuple[Any, ...], Any]:
+        """Return the fits and the calibration."""
+        decode = Decoder(self.tensors, hooks)
+        try:
+            return tuple(decode(fit) for fit in self.tree["fits"]), decode(self.tree["calibration"])
+        except Exception as error:
+            raise _not_understood(self.path, error) from error
 
 
 def save(
-    band: Band,
+    band: Any,
     path: str | Path,
     *,
     weights: bool = False,
@@ -39,18 +101,32 @@ def save(
     notes: Mapping[str, str] | None = None,
     overwrite: bool = True,
 ) -> None:
-    """Write a fitted band; a crash leaves the file that was there before.
+    """Write a fitted estimator to a file; a crash leaves the file that was there before.
 
-    `weights=True` puts the model's weights beside it; `sample=True` the training rows, up to 4,096 of them, that
-    `error_report` compares with; `notes` are short texts of the caller's.
+    Args:
+        band: The estimator.
+        path: The file.
+        weights: Whether to write the model's weights, too.
+        sample: Whether to write up to 4,096 training rows, which `error_report` needs.
+        notes: Short texts of your own, which `inspect` shows.
+        overwrite: Whether a file that exists is replaced; else it is an error.
     """
-    tensors, metadata = _packed(band, weights, sample, notes or {})
-    artefact.write(Path(path), tensors, metadata, overwrite=overwrite)
+    tensors, texts = band.to_record(weights=weights, sample=sample).encoded(notes or {})
+    container.write(Path(path), tensors, texts, overwrite=overwrite)
 
 
-def size(band: Band, *, weights: bool = False, sample: bool = False) -> int:
-    """The bytes that `save` would write."""
-    return artefact.size(*_packed(band, weights, sample, {}))
+def size(band: Any, *, weights: bool = False, sample: bool = False) -> int:
+    """Return the bytes that `save` would write.
+
+    Args:
+        band: The estimator.
+        weights: As in `save`.
+        sample: As in `save`.
+
+    Returns:
+        A number of bytes.
+    """
+    return container.size(*band.to_record(weights=weights, sample=sample).encoded({}))
 
 
 def load(
@@ -61,140 +137,78 @@ def load(
     output: Any = None,
     batch: Any = None,
     target_transform: Any = None,
-) -> Band:
-    """The band that was saved, for the model that it was fitted to; it predicts the same, bit for bit.
+) -> Any:
+    """Return the estimator that was saved; it predicts the same, bit for bit.
 
-    A model whose weights are others is an error that names the first of them; a warning with `strict=False`.
-    Functions are not in the file: `output`, `batch` and a scaler given as `target_transform` have to be given again.
+    Args:
+        path: The file.
+        model: The model that it was fitted to.
+        strict: Whether other weights are an error, which names the first that differs; else a warning.
+        output: The function that it was constructed with: functions are not in the file.
+        batch: Likewise.
+        target_transform: The scaler that it was constructed with; a pair (mean, std) is in the file.
+
+    Returns:
+        A fitted `PredictionIntervals` or `ClassificationIntervals`.
+
+    Raises:
+        ArtefactError: If the file is damaged or does not belong to the model.
     """
-    tensors, metadata = artefact.read(Path(path), "band")
-    try:
-        about, tree = json.loads(metadata["band"]), json.loads(metadata["tree"])
-        again = {"output": output, "batch": batch, "target_transform": target_transform}
-        kind, shapes = KINDS[about["kind"]], dict(about["parameters"])
-        options = _functions(path, about["functions"], again)
-
-        def network(outputs: tuple[int, ...], layers: Any) -> Network:
-            head = band._fitted_head(outputs)
-            return band._network(head).with_layers(layers).copy(own_weights=True)
-
-        decode = Decoder(tensors, network)
-        options |= decode(tree["options"])
-    except ArtefactError:
-        raise
-    except Exception as error:
-        raise ArtefactError(f"{path} is no band that this version understands: {error}") from error
-    _check_shapes(path, model, shapes)
-    band = kind(model, **options)
-    try:
-        held = {name: decode(tree["held"][name]) for name in kind._held}
-    except Exception as error:
-        raise ArtefactError(f"{path} is no band that this version understands: {error}") from error
-    vars(band).update(held)
-    _check_weights(path, band, strict, recomputed='"network"' in metadata["tree"])
-    return band
+    stored = StoredBand.read(Path(path))
+    given = {"output": output, "batch": batch, "target_transform": target_transform}
+    needed = stored.functions
+    for name, value in given.items():
+        if name in needed and value is None:
+            raise ArtefactError(
+                f"{path} was fitted with {name}={needed[name]}, which no file holds: give {name}= again"
+            )
+        if name not in needed and value is not None:
+            raise ArtefactError(f"{path} was fitted without {name}: leave it out")
+    estimator = ESTIMATORS.get(stored.kind)
+    if estimator is None:
+        raise _not_understood(path, KeyError(stored.kind))
+    return estimator.from_stored(stored, model, strict, {name: given[name] for name in needed})
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
-    """What a file says about the band in it; no model is needed, and none is looked for."""
-    _, metadata = artefact.read(Path(path), "band")
+    """Return what a file says about the estimator in it, without a model.
+
+    Args:
+        path: The file.
+
+    Returns:
+        A dictionary of plain values.
+    """
+    _, texts = container.read(Path(path), "band")
     return {
-        "format": int(metadata["format"]),
-        "deltaband": metadata["deltaband"],
-        "torch": metadata["torch"],
+        "format": int(texts["format"]),
+        "deltaband": texts["deltaband"],
+        "torch": texts["torch"],
         "bytes": Path(path).stat().st_size,
-        **json.loads(metadata["band"]),
-        "notes": json.loads(metadata["notes"]),
+        **json.loads(texts["band"]),
+        "notes": json.loads(texts["notes"]),
     }
 
 
 def weights(path: str | Path) -> dict[str, Tensor]:
-    """The model's weights, if they are in the file: a state dict."""
-    tensors, _ = artefact.read(Path(path), "band")
-    found = {name.removeprefix(WEIGHTS): w.clone() for name, w in tensors.items() if name.startswith(WEIGHTS)}
+    """Return the model's weights, if they are in the file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        A state dict.
+
+    Raises:
+        ArtefactError: If the file was saved without weights.
+    """
+    tensors, _ = container.read(Path(path), "band")
+    prefix = WEIGHTS_PREFIX
+    found = {name.removeprefix(prefix): w.clone() for name, w in tensors.items() if name.startswith(prefix)}
     if not found:
         raise ArtefactError(f"{path} holds no weights: it was saved without weights=True")
     return found
 
 
-def _packed(
-    band: Band, weights: bool, sample: bool, notes: Mapping[str, str]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    fits = band._fitted()
-    encode, held = Encoder(), {}
-    for name in band._held:
-        value = getattr(band, name)
-        if name == "_fits":
-            trees = []
-            for fit in fits:
-                encode.outputs = fit.outputs
-                trees.append(encode(fit if sample else replace(fit, sample=Sample())))
-            held[name] = {"tuple": trees}
-        else:
-            held[name] = encode(value)
-    network = band._network()
-    about = {
-        "kind": type(band).__name__,
-        "summary": band.summary(),
-        "engine": repr(fits[0].engine),
-        "training_rows": fits[0].n_rows,
-        "n_parameters": fits[0].n_parameters,
-        "damping": band.damping_,
-        "effective_parameters": [fit.effective_parameters for fit in fits],
-        **band._about(),
-        "parameters": {name: list(w.shape) for name, w in network.parameters.items()},
-        "fingerprint": hashlib.blake2b(repr(fits[0].fingerprint).encode(), digest_size=16).hexdigest(),
-        "functions": band._functions(),
-        "holds_weights": weights,
-        "holds_sample": sample and any(len(fit.sample) > 0 for fit in fits),
-    }
-    metadata = {
-        "band": artefact.as_json(about),
-        "tree": artefact.as_json({"options": encode(band._options()), "held": held}),
-        "notes": artefact.as_json({str(key): str(value) for key, value in notes.items()}),
-    }
-    tensors = encode.tensors
-    if weights:
-        for name, w in unwrap(band.model).state_dict().items():
-            if not isinstance(w, Tensor):
-                raise TypeError(f"{name!r} in the model's state dict is no tensor but {type(w).__name__}: not saved")
-            tensors[WEIGHTS + name] = w.detach().cpu().contiguous().clone()
-    return tensors, metadata
-
-
-def _functions(path: str | Path, needed: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
-    for name in FUNCTIONS:
-        if name in needed and given[name] is None:
-            raise ArtefactError(
-                f"{path} was fitted with {name}={needed[name]}, which no file holds: give {name}= again"
-            )
-        if name not in needed and given[name] is not None:
-            raise ArtefactError(f"{path} was fitted without {name}: leave it out")
-    return {name: given[name] for name in needed}
-
-
-def _check_shapes(path: str | Path, model: nn.Module, saved: Mapping[str, list[int]]) -> None:
-    shapes = {name: list(w.shape) for name, w in unwrap(model).named_parameters()}
-    for name, shape in saved.items():
-        if shapes.get(name) != shape:
-            found = f"is {tuple(shapes[name])}" if name in shapes else "is not there"
-            raise ArtefactError(
-                f"{path} does not belong to this model: parameter {name!r} has shape {tuple(shape)} in the file and "
-                f"{found} in the model"
-            )
-
-
-def _check_weights(path: str | Path, band: Band, strict: bool, recomputed: bool) -> None:
-    fit, network = band._fitted()[0], band._network()
-    try:
-        changed = band._changed_weights(network, fit)
-    except ValueError as error:
-        raise ArtefactError(f"{path} does not belong to this model: {error}") from None
-    if changed is None:
-        return
-    was, now = (digests.get(changed, "not there") for digests in (fit.fingerprint, network.fingerprint))
-    message = f"the band was fitted to other weights than this model has: first {changed!r} ({was}, now {now})"
-    if strict or recomputed:
-        reason = "it computes its training rows again, with the weights" if recomputed else "strict=False only warns"
-        raise ArtefactError(f"{path}: {message}; {reason}")
-    band._warn_of_changes(network, fit)
+def _not_understood(path: str | Path, error: Exception) -> ArtefactError:
+    return ArtefactError(f"{path} is not a band that this version understands: {error}")

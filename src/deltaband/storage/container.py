@@ -1,4 +1,4 @@
-"""Tensors and texts in one safetensors file with a digest over all of it: read whole and undamaged, or an error."""
+"""Tensors and texts in one safetensors file, with a digest over both that is checked on reading."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import __version__
 from ..errors import ArtefactError, DamagedArtefactError
+from ..version import __version__
 from .atomic import atomic
 
-FORMAT = 1
-BEGIN = b'{"__metadata__"'
+FORMAT = 2
+FIRST_BYTES = b'{"__metadata__"'  # of the header, after its length
 
 
 def write(
@@ -30,7 +30,7 @@ def write(
     overwrite: bool = True,
     previous: Path | None = None,
 ) -> None:
-    """The whole file or an OSError, and nothing has changed; the file that was there becomes the `previous` one."""
+    """Write a file, or raise an OSError and change nothing; an existing file is moved to `previous` if given."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -41,27 +41,29 @@ def write(
     with atomic(path, overwrite=overwrite) as temporary:
         try:
             save_file(tensors, temporary, metadata | {"digest": digest(tensors, metadata)})
-        except SafetensorError as error:  # also what the disk says
+        except SafetensorError as error:  # of the disk as well
             raise OSError(f"{path} could not be written: {error}") from error
         if previous is not None and path.exists():
             path.replace(previous)
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and texts; `kind` is the text that tells files of one kind from others."""
+    """Return the tensors and texts of a file of one kind, which has a text of that name: "band" or "checkpoint"."""
     from safetensors import SafetensorError, safe_open
 
-    with path.open("rb"):  # says it well if the file is not there
+    with path.open("rb"):  # raises a clear error if there is no such file
         pass
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             if "format" not in metadata or kind not in metadata:
-                raise ArtefactError(f"{path} is a safetensors file, but no {kind} of deltaband's")
+                raise ArtefactError(f"{path} is a safetensors file, but not a {kind} of deltaband")
+            if int(metadata["format"]) < FORMAT:
+                raise ArtefactError(f"{path} was written by a version before the first release: fit again")
             if int(metadata["format"]) > FORMAT:
                 raise ArtefactError(
                     f"{path} was written by deltaband {metadata.get('deltaband')} in format {metadata['format']}, and "
-                    f"this version, {__version__}, reads formats up to {FORMAT}: update deltaband"
+                    f"this version, {__version__}, reads format {FORMAT}: update deltaband"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if metadata.pop("digest", None) != digest(tensors, metadata):
@@ -69,24 +71,26 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     except ArtefactError:
         raise
     except (SafetensorError, ValueError, OverflowError, RuntimeError, TypeError) as error:
-        kind_of_error = DamagedArtefactError if _begins_as_ours(path) else ArtefactError
-        raise kind_of_error(f"{path} is no {kind} of deltaband's, or a damaged one: {error}") from error
+        kind_of_error = DamagedArtefactError if _starts_as_ours(path) else ArtefactError
+        raise kind_of_error(f"{path} is not a {kind} of deltaband, or it is damaged: {error}") from error
     return tensors, metadata
 
 
-def _begins_as_ours(path: Path) -> bool:
+def _starts_as_ours(path: Path) -> bool:
+    """Return whether a file is empty or starts like one that `write` has written."""
     with path.open("rb") as file:
-        begin = file.read(8 + len(BEGIN))
-    return not begin or (len(begin) > 8 and BEGIN.startswith(begin[8:]))  # after the length of the header
+        start = file.read(8 + len(FIRST_BYTES))
+    return not start or (len(start) > 8 and FIRST_BYTES.startswith(start[8:]))
 
 
 def size(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> int:
-    """About: the header is JSON, with a line for each tensor."""
+    """Return the approximate bytes of a file, whose header is JSON with a line for each tensor."""
     text = len(as_json(dict(texts)).encode()) + 300
     return text + sum(tensor.nbytes + len(name) + 90 for name, tensor in tensors.items())
 
 
 def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
+    """Return the BLAKE2 digest of tensors and texts, whatever their order."""
     found = hashlib.blake2b(as_json(dict(sorted(texts.items()))).encode(), digest_size=32)
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -96,8 +100,9 @@ def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    """Return a value as JSON; arrays as lists, and what JSON does not know as text."""
+    return json.dumps(value, ensure_ascii=False, default=_jsonable)
 
 
-def _plain(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)

@@ -1,6 +1,6 @@
-"""Values as plain data: a tree that JSON can hold, and the tensors that it speaks of.
+"""Values as plain data: a tree that JSON can hold, and the tensors that it refers to.
 
-No pickle: a class is written by its name and its fields, and only the classes listed here come back.
+No pickle: a class is written by its name and its fields, and only classes registered with `storable` are restored.
 """
 
 from __future__ import annotations
@@ -8,87 +8,58 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache, partial
-from inspect import signature
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import engines as covariance
-from ..calibration import conformal as calibration
-from ..data.inputs import Inputs
-from ..data.row_record import Sample, SeenRows
-from ..engines import directions, exact, nystrom, projection, sketched
-from ..engines import power_law_tail as unheld
-from ..engines import residual_spectrum as tail
-from ..fitting.accuracy import ErrorReport
-from ..fitting.fit import Fit
-from ..network.gradient_batch import GradientBatch, StoredBlock
-from ..network.layers.factors import DenseRows, EmbeddingRows, OuterProducts
-from ..network.layers.hooks import Layers
-from ..network.network import Network
-from ..network.recomputed import Recomputed
+T = TypeVar("T", bound=Callable[..., Any])
 
-ENGINES = {
-    name: getattr(covariance, name)
-    for name in (
-        "Exact",
-        "FrequentDirections",
-        "ImportantDirections",
-        "Nystrom",
-        "RandomProjection",
-        "RobustFrequentDirections",
-    )
-}
-SCORES = {score.__name__: score for score in (directions.importance, directions.magnitude)}
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64)}
-
-_SPECTRAL = ("eigenvalues", "damping", "_name", "_floor")
-_SKETCHED = ("_spread", "_tail", "directions", "squared", "totals", "_unheld", "error_bound")
-_CONFORMAL = ("scales", "n_rows", "_unit", "_signed", "_absolute", "_sum_squares", "_log_weight", "chosen")
+OWN = __name__.partition(".")[0]  # the package whose names nobody else can take
+_REGISTERED: dict[str, Any] = {}
 
 
-@cache
-def classes() -> dict[str, tuple[type, tuple[str, ...]]]:
-    """Name, class and fields of what is written field by field. Who changes a field changes the format's version."""
-    from ..engines.gram import DampedGram  # which loads SciPy
+def storable(cls: T) -> T:
+    """Register a dataclass, a NamedTuple or a function by its name, so that files can hold it.
 
-    plain: dict[type, tuple[str, ...]] = {
-        DampedGram: ("damping", "size", "_matrix", "_diagonal", "effective_size", "rounding"),
-        exact.PrimalCovariance: ("_A", "damping", "effective_parameters"),
-        exact.DualCovariance: ("_A", "J", "damping", "effective_parameters"),
-        exact.DiagonalPrimal: (*_SPECTRAL, "_V"),
-        exact.DiagonalDual: (*_SPECTRAL, "_U", "J"),
-        sketched.SketchedCovariance: (*_SPECTRAL, *_SKETCHED),
-        nystrom.NystromCovariance: (*_SPECTRAL, "basis", "totals", "_tail", "_corrected", "error_bound"),
-        projection.ProjectedCovariance: (*_SPECTRAL, "_S", "_exact", "_full_rank"),
-        calibration.ConformalScale: _CONFORMAL,
-        calibration.EachOutput: ("outputs", "n_rows"),
-        calibration.AllOutputs: ("outputs", "n_rows", "_units", "_scores"),
-        SeenRows: SeenRows._fields,
-    }
-    for cls in (
-        *(Fit, Layers, ErrorReport, Sample, Inputs, GradientBatch, StoredBlock, Recomputed),
-        *(DenseRows, OuterProducts, EmbeddingRows),
-        *(nystrom.Basis, nystrom.RowSums, sketched.Totals, tail.Tail, unheld.Unheld, projection.Projection),
-        *(calibration.Calibration, calibration.Scales, covariance.Option, covariance.Problem),
-    ):
-        plain[cls] = tuple(field.name for field in fields(cls))
-    return {cls.__name__: (cls, names) for cls, names in plain.items()}
+    A class of the same name that is defined again, as in a notebook, takes the place of the one before.
+    """
+    known = _REGISTERED.get(cls.__name__)
+    if known is not None and _is_own(known) and known.__module__ != cls.__module__:
+        raise ValueError(f"{cls.__name__} is the name of something that deltaband itself stores: choose another name")
+    _REGISTERED[cls.__name__] = cls
+    return cls
+
+
+def registered(name: str, module: str | None = None) -> Any:
+    """Return what is registered under a name; `module` says in the error message where it was defined."""
+    if name not in _REGISTERED:
+        where = "" if module is None else f" of the module {module!r}"
+        raise ValueError(f"there is no registered class {name!r}{where}: import the module that defines it, and retry")
+    return _REGISTERED[name]
+
+
+def field_names(cls: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass or a NamedTuple."""
+    return tuple(field.name for field in fields(cls)) if is_dataclass(cls) else tuple(cls._fields)
 
 
 class Encoder:
-    """Collects the tensors of all that it encodes; one that occurs twice is kept once."""
+    """Turns values into trees and collects their tensors; a tensor that occurs twice is kept once.
 
-    def __init__(self) -> None:
+    `hooks` maps classes that no file holds to functions that return what is written instead of an instance.
+    """
+
+    def __init__(self, hooks: Mapping[type, Callable[[Any], Any]] | None = None) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.outputs: tuple[int, ...] = ()  # of the fit that is encoded, which its network answers for
+        self.hooks = hooks or {}
         self._names: dict[tuple[Any, ...], str] = {}
         self._memory: set[int] = set()
-        self._networks: dict[int, Any] = {}
-        self._alive: list[Any] = []  # addresses are names as long as what is there stays there
+        self._hooked: dict[int, Any] = {}
+        self._alive: list[Any] = []  # an address identifies an object only as long as the object exists
 
     def __call__(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | str):
@@ -98,21 +69,19 @@ class Encoder:
         if isinstance(value, float | np.floating):
             return float(value) if math.isfinite(value) else {"float": str(float(value))}
         if isinstance(value, np.ndarray):
-            return {"array": self._array(_shared(value))}
+            return {"array": self._array(_as_tensor(value))}
         if isinstance(value, Tensor):
             return {"tensor": self._array(value.detach().cpu())}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
         if isinstance(value, slice):
             return {"slice": [value.start, value.stop]}
-        if isinstance(value, Network):
-            return self._network(value)
-        name = type(value).__name__
-        if ENGINES.get(name) is type(value):
-            return {"engine": name, "settings": {k: self._setting(v) for k, v in settings(value).items()}}
-        cls, names = classes().get(name, (None, ()))
-        if cls is type(value):
-            return {"class": name, "fields": {key: self(getattr(value, key)) for key in names}}
+        if type(value) in self.hooks:
+            return self._replaced(value)
+        cls = type(value)
+        if _REGISTERED.get(cls.__name__) is cls:
+            tree = {"class": cls.__name__, "fields": {n: self._field(getattr(value, n)) for n in field_names(cls)}}
+            return tree if _is_own(cls) else {**tree, "module": cls.__module__}
         if isinstance(value, list):
             return [self(each) for each in value]
         if isinstance(value, tuple | frozenset):
@@ -120,10 +89,20 @@ class Encoder:
             return {kind: [self(each) for each in (value if kind == "tuple" else sorted(value, key=repr))]}
         if isinstance(value, Mapping):
             return {"dict": [[self(key), self(each)] for key, each in value.items()]}
-        raise TypeError(f"{name} is not one of deltaband's own and cannot be saved")
+        raise TypeError(
+            f"{cls.__name__} is not registered and cannot be saved: decorate an engine with @register, another "
+            "dataclass with @storable"
+        )
+
+    def _field(self, value: Any) -> Any:
+        """Encode a field; of a function only the name is kept."""
+        if not callable(value) or type(value).__name__ in _REGISTERED or type(value) in self.hooks:
+            return self(value)
+        name = getattr(value, "__name__", repr(value))
+        return {"function": name, "known": _REGISTERED.get(name) is value}
 
     def _array(self, tensor: Tensor) -> Any:
-        """A name, and the order of the dimensions in memory: products of matrices depend on it in their last digit."""
+        """Return a name and the order of the dimensions in memory, on which the last digits of products depend."""
         strides = tensor.stride()
         order = sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, strides)
@@ -131,36 +110,28 @@ class Encoder:
             self._names[key] = name = str(len(self.tensors))
             dense = tensor.permute(order).contiguous()
             memory = dense.untyped_storage().data_ptr()
-            self.tensors[name] = dense.clone() if memory in self._memory else dense  # no two pieces of one
+            # safetensors refuses tensors that share memory
+            self.tensors[name] = dense.clone() if memory in self._memory else dense
             self._memory.add(memory)
             self._alive.append(tensor)
         return [self._names[key], order]
 
-    def _network(self, network: Network) -> Any:
-        if id(network) not in self._networks:
-            index = len(self._networks)
-            self._networks[id(network)] = {
-                "network": index,
-                "outputs": list(self.outputs),
-                "layers": self(network.layers),
-            }
-            self._alive.append(network)
-        return self._networks[id(network)]
-
-    def _setting(self, value: Any) -> Any:
-        if not callable(value):
-            return self(value)
-        name = getattr(value, "__name__", repr(value))
-        return {"score": name, "known": SCORES.get(name) is value}
+    def _replaced(self, value: Any) -> Any:
+        if id(value) not in self._hooked:
+            index = len(self._hooked)
+            about = self(self.hooks[type(value)](value))
+            self._hooked[id(value)] = {"hook": type(value).__name__, "index": index, "about": about}
+            self._alive.append(value)
+        return self._hooked[id(value)]
 
 
 class Decoder:
-    """The way back. `network(outputs, layers)` makes the network that rows are computed with again."""
+    """Restores values from their trees. `hooks` maps class names to functions of what the encoder's hooks returned."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], network: Callable[[tuple[int, ...], Layers], Network]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], hooks: Mapping[str, Callable[[Any], Any]] | None = None) -> None:
         self._tensors = tensors
-        self._network = network
-        self._made: dict[Any, Any] = {}  # what occurs twice in the file is one thing
+        self._hooks = hooks or {}
+        self._made: dict[Any, Any] = {}  # what occurs twice in the file is one object
 
     def __call__(self, tree: Any) -> Any:
         if isinstance(tree, list):
@@ -184,65 +155,60 @@ class Decoder:
                 return frozenset(self(each) for each in value)
             case "dict":
                 return {self(key): self(each) for key, each in value}
-            case "engine":
-                return ENGINES[value](**{name: self._setting(each) for name, each in tree["settings"].items()})
-            case "network":
-                if ("network", value) not in self._made:
-                    self._made["network", value] = self._network(tuple(tree["outputs"]), self(tree["layers"]))
-                return self._made["network", value]
+            case "function":
+                return _REGISTERED[value] if tree["known"] else _missing_function(value)
+            case "hook":
+                if (value, tree["index"]) not in self._made:
+                    self._made[value, tree["index"]] = self._hooks[value](self(tree["about"]))
+                return self._made[value, tree["index"]]
             case "class":
-                return self._instance(value, {name: self(each) for name, each in tree["fields"].items()})
+                cls = registered(value, tree.get("module"))
+                return _instance(cls, {name: self(each) for name, each in tree["fields"].items()})
         raise ValueError(f"unknown kind of value {kind!r}")
 
     def _array(self, kind: str, name: str, order: list[int]) -> Any:
         if (kind, name) not in self._made:
-            # in memory of its own, wherever the file is mapped to
+            # a copy, as the file may be mapped into memory
             tensor = self._tensors[name].clone().permute([order.index(dim) for dim in range(len(order))])
             self._made[kind, name] = tensor if kind == "tensor" else tensor.numpy()
         return self._made[kind, name]
 
-    @staticmethod
-    def _instance(name: str, values: dict[str, Any]) -> Any:
-        cls, names = classes()[name]
-        if tuple(values) != names:
-            raise ValueError(f"{name} has the fields {', '.join(values)}, expected {', '.join(names)}")
-        if is_dataclass(cls) or issubclass(cls, tuple):
-            return cls(**values)
-        made = object.__new__(cls)
-        vars(made).update(values)
-        return made
 
-    def _setting(self, tree: Any) -> Any:
-        if not (isinstance(tree, dict) and "score" in tree):
-            return self(tree)
-        if tree["known"]:
-            return SCORES[tree["score"]]
-
-        def score(d: np.ndarray, damping: float) -> np.ndarray:
-            raise ValueError(
-                f"the score {tree['score']!r} is a function of yours, which no file holds: make the engine anew"
-            )
-
-        return score
-
-
-def settings(engine: Any) -> dict[str, Any]:
-    """What an engine was constructed with."""
-    return {name: getattr(engine, name) for name in signature(type(engine)).parameters}
-
-
-def text(value: Any) -> str:
-    """What was given, in words that are the same in every process."""
-    if hasattr(value, "finalise"):
-        return f"{type(value).__name__}({', '.join(f'{name}={text(each)}' for name, each in settings(value).items())})"
+def describe_setting(value: Any) -> str:
+    """Return what was given as text that is the same in every process."""
+    if is_dataclass(value) and not isinstance(value, type):
+        settings = (f"{name}={describe_setting(getattr(value, name))}" for name in field_names(value))
+        return f"{type(value).__name__}({', '.join(settings)})"
     if isinstance(value, partial):
-        return text(value.func)
+        return describe_setting(value.func)
     if callable(value):
         return str(getattr(value, "__name__", type(value).__name__))
     return repr(value)
 
 
-def _shared(array: np.ndarray) -> Tensor:
-    """torch knows neither negative strides nor memory that must not be written to."""
+def _instance(cls: Any, values: dict[str, Any]) -> Any:
+    if not isinstance(cls, type) or tuple(values) != field_names(cls):
+        raise ValueError(f"{cls.__name__} has other fields than the file: {', '.join(values)}")
+    if not is_dataclass(cls) or cls.__dataclass_params__.init:  # type: ignore[attr-defined]
+        return cls(**values)
+    made = object.__new__(cls)  # a dataclass(init=False), whose constructor computes the fields from something else
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _missing_function(name: str) -> Callable[..., Any]:
+    def missing(*args: Any) -> Any:
+        raise ValueError(f"{name!r} is a function of yours, which no file holds: construct the engine again with it")
+
+    return missing
+
+
+def _is_own(cls: Any) -> bool:
+    return str(cls.__module__).partition(".")[0] == OWN
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    """Return a tensor on the array's memory; torch supports neither negative strides nor read-only memory."""
     plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(array if plain else array.copy())

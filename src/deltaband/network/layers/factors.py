@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...storage.encoding import storable
+
 PRODUCT_NUMBERS = 2**22  # formed at once: all positions of some rows times all positions of others
 
 
@@ -44,6 +46,7 @@ class _Factors:
         return self.map(lambda tensor: tensor[index])
 
 
+@storable
 @dataclass(frozen=True)
 class DenseRows(_Factors):
     """Rows in full."""
@@ -69,6 +72,7 @@ class DenseRows(_Factors):
         return np.square(torch.linalg.vector_norm(self.values.cpu(), dim=1, dtype=torch.float64).numpy())
 
 
+@storable
 @dataclass(frozen=True)
 class OuterProducts(_Factors):
     """Σₜ δₜ ⊗ xₜ, and Σₜ δₜ behind it if there is a bias."""
@@ -114,6 +118,7 @@ class OuterProducts(_Factors):
         )
 
 
+@storable
 @dataclass(frozen=True)
 class EmbeddingRows(_Factors):
     """Σₜ δₜ in the row of the table that was looked up at t."""

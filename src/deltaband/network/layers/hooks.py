@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...errors import LayerMismatchError
+from ...storage.encoding import storable
 from ..model_copy import math_attention
 from .factors import DenseRows, Part, cheapest, compact, joined
 from .recurrent import recurrent
@@ -30,6 +31,7 @@ DEPENDS_ON_NOTHING = (
 Places = frozenset[int | str]  # of arguments
 
 
+@storable
 @dataclass(frozen=True)
 class Layers:
     """The layers whose gradients hooks can compute, by name, and the parameters that are left over."""

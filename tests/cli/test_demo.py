@@ -4,13 +4,13 @@ import contextlib
 import importlib.util
 import io
 import re
-import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from deltaband import DeltabandWarning, Exact, demo
+from deltaband import Exact
+from deltaband.cli import demo, main
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -20,9 +20,8 @@ def short_run(tmp_path_factory):
     """What a run with little training prints and saves. Untrained networks may deserve the library's warnings."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     printed = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
-        warnings.simplefilter("ignore", DeltabandWarning)
-        demo.main(["--out", str(out), "--steps", "150"])
+    with contextlib.redirect_stdout(printed):
+        assert main(["demo", "--out", str(out), "--steps", "150"]) == 0
     return out, printed.getvalue()
 
 
@@ -39,9 +38,9 @@ def test_the_table_has_a_line_for_each_engine_on_each_data_set(short_run):
     ]
     assert len({len(line) for line in (header, *lines)}) == 1  # the columns are aligned
     for line in lines:
-        p_cov, w_sd, r, score, p_star, seconds = map(float, line.split()[2:])
-        assert 0.5 < p_cov <= 1
-        assert min(w_sd, score, p_star) > 0
+        coverage, width, r, score, p_star, seconds = map(float, line.split()[2:])
+        assert 0.5 < coverage <= 1
+        assert min(width, score, p_star) > 0
         assert -1 <= r <= 1
         assert seconds >= 0
 
@@ -57,10 +56,10 @@ def test_both_pictures_are_saved_where_the_last_line_says(short_run):
 
 
 def test_without_its_extras_the_demo_says_what_to_install(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        demo.main(["--out", str(tmp_path / "nothing")])
-    assert "pip install 'deltaband[plots,sklearn]'" in capsys.readouterr().err
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sklearn" else installed(name))
+    assert main(["demo", "--out", str(tmp_path / "nothing")]) == 1
+    assert "missing sklearn: pip install 'deltaband[plots,sklearn]'" in capsys.readouterr().err
     assert not (tmp_path / "nothing").exists()
 
 
@@ -78,11 +77,11 @@ def test_the_band_opens_in_the_gap():
 @pytest.mark.parametrize("make", [demo.gap, demo.diabetes])
 def test_the_demo_is_healthy_and_its_sketches_agree_with_the_exact_band(make):
     problem = make(1000)
-    lines = [str(line).split() for line in demo.compare(problem)]  # a DeltabandWarning would be an error
-    exact = [float(number) for number in lines[0][2:-1]]
-    assert 0.9 <= exact[0] <= 1.0
-    for line in lines[1:]:
-        assert [float(number) for number in line[2:-2]] == pytest.approx(exact[:-1], rel=0.02, abs=0.02)
+    exact, *sketches = demo.compare(problem)  # a DeltabandWarning would be an error
+    assert 0.9 <= exact["coverage"] <= 1.0
+    for score in sketches:
+        for name in ("coverage", "mean_width", "width_error_correlation", "interval_score"):
+            assert score[name] == pytest.approx(exact[name], rel=0.02, abs=0.02)
 
 
 def test_training_leaves_the_number_of_threads_alone():

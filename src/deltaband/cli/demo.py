@@ -1,0 +1,168 @@
+"""A tour of deltaband in a minute: the command `deltaband demo`."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+import typer
+from torch import nn
+
+from .. import metrics, plots
+from ..engines import Engine, Exact, ImportantDirections, RobustFrequentDirections
+from ..intervals import PredictionIntervals
+from . import options
+from .errors import Refusal
+from .output import format_table, print_result
+
+TRAINING_STEPS = 3000
+METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
+HEADER = ("data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds")  # of the table
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pictures.")] = Path("demo-output"),
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps of each network.")] = TRAINING_STEPS,
+    as_json: options.Json = False,
+) -> None:
+    """Take a tour in a minute.
+
+    Two networks are trained, three engines put intervals around their predictions, and two pictures are saved.
+
+    \b
+    Example:
+      deltaband demo --out pictures
+    """
+    if missing := [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]:
+        raise Refusal(f"missing {' and '.join(missing)}: pip install 'deltaband[plots,sklearn]'")
+    out.mkdir(parents=True, exist_ok=True)
+    pictures, scores = [out / "gap.png", out / "diabetes.png"], []
+    with _one_thread():
+        for make, draw, path in zip((gap, diabetes), (_draw_gap, _draw_diabetes), pictures, strict=True):
+            problem = make(steps)
+            draw(problem, path)  # before the engines are timed: torch has warmed up then
+            scores += compare(problem)
+    table = format_table([dict(zip(HEADER, score.values(), strict=True)) for score in scores])
+    text = f"{table}\n\nsaved {' and '.join(map(str, pictures))}"
+    print_result({"results": scores, "pictures": pictures}, text, as_json)
+
+
+class Problem(NamedTuple):
+    """A trained network, its training rows, and rows that it was not trained on."""
+
+    name: str
+    model: nn.Module
+    weight_decay: float
+    rank: int  # of the sketches
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+    def fit(self, engine: Engine) -> PredictionIntervals:
+        # the loss was the mean of squares, which `weight_decay=` refers to by default
+        band = PredictionIntervals(self.model, weight_decay=self.weight_decay, engine=engine)
+        return band.fit(self.x, self.y, progress=False)
+
+
+def gap(steps: int = TRAINING_STEPS) -> Problem:
+    """Train on a noisy wave that has no rows between −1 and 1.
+
+    Smooth units and a small weight decay leave the network free in the gap, and the band shows it.
+    """
+    rng = np.random.default_rng(0)
+
+    def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+        x = rng.uniform(1, 3, n) * rng.choice([-1, 1], n)
+        return x[:, None], np.sin(1.6 * x) + 0.15 * rng.standard_normal(n)
+
+    x, y = draw(160)
+    model = _train(nn.Tanh, (1, 20, 20, 1), x, y, weight_decay=1e-4, steps=steps)
+    return Problem("gap", model, 1e-4, 20, x, y, *draw(1000))
+
+
+def diabetes(steps: int = TRAINING_STEPS) -> Problem:
+    """Train on scikit-learn's diabetes data: 442 patients, ten measurements, the progression a year later."""
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    train, test = order[:331], order[331:]
+    x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
+    y = (y - y[train].mean()) / y[train].std()
+    # With so much noise, a tenth of this decay would leave p* ≈ n: no degrees of freedom to estimate the noise.
+    model = _train(nn.LeakyReLU, (10, 50, 50, 1), x[train], y[train], weight_decay=0.1, steps=steps)
+    return Problem("diabetes", model, 0.1, 100, x[train], y[train], x[test], y[test])
+
+
+def compare(problem: Problem) -> list[dict[str, Any]]:
+    """Return the scores of three engines on the test rows."""
+    scores = []
+    for engine in (Exact(), ImportantDirections(problem.rank), RobustFrequentDirections(problem.rank)):
+        start = time.perf_counter()
+        band = problem.fit(engine)
+        intervals = band.predict(problem.x_test)
+        seconds = time.perf_counter() - start
+        measured = {metric.__name__: metric(problem.y_test, intervals) for metric in METRICS}
+        score = {"data": problem.name, "engine": repr(engine), **measured}
+        scores.append({**score, "effective_parameters": band.effective_parameters_, "seconds": seconds})
+    return scores
+
+
+def _draw_gap(problem: Problem, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    grid = np.linspace(-3.5, 3.5, 401)
+    intervals = problem.fit(Exact()).predict(grid[:, None], level=[0.5, 0.95])
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    ax = figure.add_subplot(xlabel="x", ylabel="y")
+    plots.band(grid, intervals, data=(problem.x, problem.y), truth=(grid, np.sin(1.6 * grid)), ax=ax)
+    ax.annotate("", (-1, -2.1), (1, -2.1), arrowprops={"arrowstyle": "<->", "color": plots.GREY})
+    ax.text(0, -2.17, "no data here", ha="center", va="top", color=plots.GREY)
+    ax.set_ylim(-2.5, 2.1)
+    figure.savefig(path, dpi=160)
+
+
+def _draw_diabetes(problem: Problem, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    exact, sketch = problem.fit(Exact()), problem.fit(ImportantDirections(problem.rank))
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    plots.sorted_by_width(problem.y_test, exact.predict(problem.x_test), ax=left)
+    plots.spectra(sketch.spectrum(), exact.spectrum(), ax=right).set_title(f"ImportantDirections, rank {problem.rank}")
+    figure.savefig(path, dpi=160)
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """Use one thread: matrices this small gain nothing from a second core, and lose minutes where it is busy."""
+    # scikit-learn installs threadpoolctl, which limits the libraries that are loaded by now: hence SciPy.
+    import scipy.linalg  # noqa: F401
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1)
+
+
+def _train(
+    activation: type[nn.Module], sizes: tuple[int, ...], x: np.ndarray, y: np.ndarray, weight_decay: float, steps: int
+) -> nn.Module:
+    """Train in full batches, in float64, with a learning rate that decays to zero: the formula assumes a minimum."""
+    torch.manual_seed(0)
+    layers = itertools.chain.from_iterable((nn.Linear(a, b), activation()) for a, b in itertools.pairwise(sizes))
+    model = nn.Sequential(*layers)[:-1].double()
+    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs).squeeze(1), targets)
+        torch.autograd.backward(loss)
+        optimiser.step()
+        schedule.step()
+    return model

@@ -1,0 +1,106 @@
+"""Text for the screen: results on stdout, as text or JSON; everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
+from typing import Any
+
+import numpy as np
+
+from .errors import Refusal
+
+MAX_ERROR_CHARACTERS = 800
+MAX_LISTED_NAMES = 12
+
+
+def print_result(result: Mapping[str, Any], text: str, as_json: bool) -> None:
+    """Print the result of a command: as JSON, or as the text that describes it."""
+    if as_json:
+        text = json.dumps(_to_json(result), indent=2, ensure_ascii=False, allow_nan=False)
+    print(strip_control_characters(text), flush=True)
+
+
+def user_output_to_stderr() -> AbstractContextManager[Any]:
+    """Send what the user's code prints to stderr: stdout is for results."""
+    return redirect_stdout(sys.stderr)
+
+
+def strip_control_characters(text: str) -> str:
+    """Replace characters that a terminal would obey: names and notes come from files."""
+    return "".join(each if each.isprintable() or each == "\n" else "�" for each in text)
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return the names with commas between them, the first dozen if there are more."""
+    every = list(names)
+    rest = len(every) - MAX_LISTED_NAMES
+    return ", ".join(every[:MAX_LISTED_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error on one line, with the type of the error where the message needs it."""
+    text = str(error)
+    if isinstance(error, MemoryError):  # the lines after the first are the table of a plan
+        text = f"{text.splitlines()[0]}; `deltaband plan` shows what would fit" if text else "out of memory"
+    clear = isinstance(error, Refusal | ValueError | TypeError | MemoryError | OSError) and text
+    return (" ".join(text.split()) if clear else with_type(error))[:MAX_ERROR_CHARACTERS]
+
+
+def with_type(error: BaseException) -> str:
+    """Return the type and the message of an error that was raised by other people's code."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
+
+def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Lay out rows of the same keys as columns: text to the left, numbers to the right."""
+    columns = [[name, *(_format(row[name]) for row in rows)] for name in rows[0]]
+    widths = [max(map(len, column)) for column in columns]
+    left = [all(isinstance(row[name], str) for row in rows) for name in rows[0]]
+    aligned = [
+        [cell.ljust(width) if is_text else cell.rjust(width) for cell in column]
+        for column, width, is_text in zip(columns, widths, left, strict=True)
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
+
+
+def format_fields(values: Mapping[str, Any], indent: str = "") -> str:
+    """Lay out one line for each value, with nested values indented below their name."""
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            lines += [f"{indent}{key}", format_fields(value, indent + "  ")]
+        else:
+            text = ", ".join(map(_format, value)) if isinstance(value, list | tuple) else _format(value)
+            lines.append(f"{indent}{key:<{max(24 - len(indent), 1)}} {text}")
+    return "\n".join(lines)
+
+
+def progress_bar(label: str | None, n_rows: int | None) -> Any:
+    """Return a tqdm bar that shows after a second, on terminals only; none without a label."""
+    from tqdm import tqdm
+
+    disable = True if label is None else None  # None: unless stderr is a terminal
+    return tqdm(total=n_rows, desc=label, unit=" rows", delay=1, leave=False, disable=disable, file=sys.stderr)
+
+
+def _to_json(value: Any) -> Any:
+    """Convert a value to types that JSON has; numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(each) for each in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _to_json(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return "–" if math.isnan(value) else f"{value:.4g}"
+    return "–" if value is None else str(value)

@@ -1,0 +1,89 @@
+"""What a fit will cost: the sizes of a problem, an engine's memory and time for it, and how much memory there is."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..storage.encoding import storable
+
+
+class Cost(NamedTuple):
+    """What an engine takes for a problem: `nbytes` at its peak, without the chunk of rows in progress, `flops` without
+    the gradients, and whether it asks for whole rows (`wants_rows`) or for inner products alone."""
+
+    nbytes: float
+    flops: float
+    wants_rows: bool = True
+
+
+@storable
+@dataclass(frozen=True)
+class Problem:
+    """The sizes that the memory and time of an engine depend on, known before the first row."""
+
+    n_rows: int | None
+    n_parameters: int
+    itemsize: int  # bytes of a number in a gradient
+    factor_bytes: int  # of one row's gradient, layer by layer
+    input_bytes: int  # of one row's input
+    inner_flops: float = 0.0  # of an inner product of two rows' gradients; 0: as many as there are factors
+    row_seconds: float = 0.0  # to compute one row's gradient
+    damped: bool = True  # whether λ is known
+    reiterable: bool = True  # whether the data can be read twice
+    recomputed: bool = False  # whether only the inputs of rows are kept, and their gradients computed again
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return what an engine that keeps rows keeps of each."""
+        return self.input_bytes if self.recomputed else self.factor_bytes
+
+    @property
+    def product_flops(self) -> float:
+        """Return the cost of an inner product of two rows."""
+        return self.inner_flops or 2.0 * self.factor_bytes / self.itemsize
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """Return what recomputing rows takes: a copy of the weights, the factors of some rows, and those of the rows
+        that they are multiplied with."""
+        weights = self.n_parameters * self.itemsize
+        return weights + max(min(256 * 2**20, 128 * self.factor_bytes), 4 * self.factor_bytes)
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest size up to `most` that fits, where whatever is smaller fits too; 0 if none does."""
+    return bisect.bisect_left(range(1, most + 1), True, key=lambda size: not fits(size))
+
+
+def square_bytes(m: int, damped: bool) -> float:
+    """Return the bytes of a square matrix in float64, factorised in place; LAPACK's eigenvectors take three."""
+    return 8.0 * m * m * (1 if damped else 3)
+
+
+def free_memory() -> float:
+    """Return the bytes that are available without swapping; 4 GiB where the system does not say."""
+    try:
+        with Path("/proc/meminfo").open() as lines:
+            free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        try:
+            free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+        except (OSError, ValueError, AttributeError):
+            return 4 * 2**30
+    return min(free, _left_in_container())
+
+
+def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return what a container's limit leaves; its file cache can be dropped."""
+    try:
+        limit, used = ((folder / f"memory.{name}").read_text() for name in ("max", "current"))
+        with (folder / "memory.stat").open() as lines:
+            files = next((float(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0.0)
+        return max(float(limit) - float(used) + files, 0.0)
+    except (OSError, ValueError):  # no container, no limit ("max"), or another system
+        return float("inf")

@@ -1,0 +1,378 @@
+"""What `PredictionIntervals` and `ClassificationIntervals` have in common: a `FitSpec`, and fits to training rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import storage
+from .calibration.calibrate import Calibration
+from .display.notebook import summary_html
+from .display.svg import element
+from .display.text import classification_summary, format_summary, regression_summary
+from .engines import Covariance, Engine, Plan, Spectrum
+from .errors import NotFittedError, warn
+from .fitting import accuracy, driver
+from .fitting.accumulator import FitAccumulator
+from .fitting.checkpoint import CHECKPOINT_SECONDS
+from .fitting.distributed import ProcessGroup, SingleProcess
+from .fitting.fit import ErrorReport, Fit
+from .fitting.record import check_shapes, record_of, restored
+from .fitting.spec import FitSpec
+from .fitting.tasks import Classification
+from .storage.band_file import BandRecord, StoredBand
+from .validation import check_index
+
+FINISHING = threading.RLock()  # several threads may ask a band that has rows to finish
+
+
+class Estimator:
+    """A trained network and the covariances fitted to its training rows.
+
+    One covariance serves all outputs; with `per_output=True` each output has its own.
+    """
+
+    def __init__(self, spec: FitSpec) -> None:
+        self.spec = spec
+        self._fits: tuple[Fit, ...] = ()
+        self._partial: tuple[FitAccumulator, ...] = ()  # rows taken in and not finished yet
+        self._calibration: Calibration | None = None
+
+    # --- fitting
+
+    def fit(
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        n_rows: int | None = None,
+        progress: bool = True,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: float = CHECKPOINT_SECONDS,
+        distributed: bool = False,
+    ) -> Self:
+        """Fit to the training data in one pass.
+
+        An engine that draws a sample of the rows first (`Nystrom`) needs data that can be read twice, and so does
+        `per_output=True`.
+
+        Args:
+            data: A loader of batches `(x, y)`, or the inputs `X` with their targets `y`.
+            y: The targets of `X`; labels for a classifier.
+            n_rows: How many rows a loader without a length gives. Needed only where λ follows from `weight_decay`
+                while the engine uses it from the first row on (`ImportantDirections`).
+            progress: Whether to show a progress bar.
+            checkpoint: A file that the state of the fit is written to. Whatever ends the fit, the same call resumes
+                from there, over the same data in the same order: a DataLoader's random order is restored, and other
+                rows are an error. The file is deleted once the fit is finished.
+            checkpoint_every: Seconds between two checkpoints.
+            distributed: Whether all processes of `torch.distributed` fit together, each to its share of the rows. All
+                end with the same band. Rows that a `DistributedSampler` repeats count once. Each process has a
+                checkpoint of its own, with its number in the name: fit.0.ckpt.
+
+        Returns:
+            The fitted estimator itself.
+
+        Raises:
+            ValueError: If the data, the network or the options do not fit together.
+            MemoryError: If the fit would need more than `memory`; the message shows what would fit.
+            ArtefactError: If the checkpoint belongs to another fit.
+            DistributedFitError: If another process has failed.
+        """
+        group = ProcessGroup() if distributed else SingleProcess()
+        fits, kept = driver.fit(
+            self.spec, lambda: self.spec.read(data, y, n_rows), progress, checkpoint, checkpoint_every, group
+        )
+        warn(*self.spec.task.warnings(fits))  # which may be errors: then nothing has changed
+        self._fits, self._partial, self._calibration = fits, (), None
+        if kept is not None:
+            kept.remove()
+        return self
+
+    def partial_fit(self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = False) -> Self:
+        """Take in some of the training rows, after those of `fit`, `load` or earlier calls.
+
+        All parts together are one fit, which is completed when a result is requested. `Nystrom` draws its landmarks
+        from the first part. New rows end a calibration, with a warning.
+
+        Args:
+            data: As in `fit`.
+            y: As in `fit`.
+            n_rows: How many rows there will be in all, if that is known: with the first part it helps
+                `engine="auto"` to choose, and `ImportantDirections` needs it where λ follows from `weight_decay`.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The estimator itself.
+        """
+        with FINISHING:
+            so_far = self._partial or (driver.resumed(self.spec, self._fits) if self._fits else ())
+            batches = self.spec.read(data, y)
+            self._take_in(so_far, driver.partial_fit(self.spec, so_far, batches, n_rows, progress))
+        return self
+
+    def merge(self, other: Self) -> Self:
+        """Add the training rows of another estimator, fitted elsewhere with the same options to the same network.
+
+        Args:
+            other: A fitted estimator of the same class.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            TypeError: If the other is of another class.
+            ValueError: If options, weights or engines differ.
+        """
+        if type(other) is not type(self):
+            raise TypeError(f"merge takes another {type(self).__name__}, got {type(other).__name__}")
+        driver.check_mergeable((self.spec, self.fits_), (other.spec, other.fits_))
+        mine, theirs = driver.resumed(self.spec, self.fits_), driver.resumed(other.spec, other.fits_)
+        if mine[0].shares_rows(theirs[0].record.hashes()):
+            warn("most of these rows have been fitted to already, and count twice now: merge bands of other rows")
+        with FINISHING:
+            self._take_in(mine, theirs)
+        return self
+
+    def _take_in(self, so_far: Sequence[FitAccumulator], new: tuple[FitAccumulator, ...]) -> None:
+        for mine, theirs in zip(so_far, new, strict=bool(so_far)):
+            mine.check_mergeable(theirs)
+        if self._calibration is not None:  # the warning may be an error: then nothing has changed
+            warn("new training rows end the calibration, which was for the band without them: calibrate again")
+        for mine, theirs in zip(so_far, new, strict=bool(so_far)):
+            mine.merge(theirs)
+        self._partial, self._calibration = tuple(so_far) or new, None
+
+    def plan(self, data: Any, y: Any = None, *, n_rows: int | None = None) -> Plan:
+        """Show what `fit` with the same arguments would do: memory and time of each engine, and the choice.
+
+        Only the first rows are read. With `per_output=True` it is the plan of one output's fit.
+
+        Args:
+            data: As in `fit`.
+            y: As in `fit`.
+            n_rows: As in `fit`.
+
+        Returns:
+            The plan; printed, it is a table.
+        """
+        batches = self.spec.read(data, y, n_rows)
+        if not batches.reiterable:
+            raise ValueError("a plan looks at the first batch, which an iterator or generator gives only once")
+        with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
+            return driver.plan(self.spec, batches)
+
+    # --- results
+
+    @property
+    def fits_(self) -> tuple[Fit, ...]:
+        """The fits: one, or with `per_output=True` one per output.
+
+        Raises:
+            NotFittedError: If there is none.
+        """
+        with FINISHING:
+            if self._partial:
+                try:
+                    fits = tuple(rows.finish() for rows in self._partial)
+                except BaseException:  # the rows are gone: better no band than one without them
+                    self._fits, self._partial = (), ()
+                    raise
+                self._fits, self._partial = fits, ()
+                warn(*self.spec.task.warnings(fits))
+        if not self._fits:
+            name = type(self).__name__
+            raise NotFittedError(f"this {name} is not fitted yet: call fit(loader) or fit(X, y) first")
+        return self._fits
+
+    @property
+    def calibration_(self) -> Calibration | None:
+        """What `calibrate` found; None before it."""
+        return self._calibration
+
+    @property
+    def warnings_(self) -> tuple[str, ...]:
+        """What `fit` and `calibrate` have warned of."""
+        messages = self.spec.task.warnings(self.fits_)
+        return tuple(dict.fromkeys(messages + ([] if self._calibration is None else self._calibration.warnings())))
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's network."""
+        return self.spec.model
+
+    @property
+    def engine(self) -> Engine | str:
+        """The engine that was given, or "auto"."""
+        return self.spec.engine or "auto"
+
+    @property
+    def damping_(self) -> float | None:
+        """λ; None where neither weight_decay nor damping was given."""
+        return self.fits_[0].covariance.damping
+
+    @property
+    def effective_parameters_(self) -> float | np.ndarray:
+        """p*, with `per_output=True` of each output; NaN where λ is not known."""
+        return _one(np.array([fit.effective_parameters for fit in self.fits_]))
+
+    @property
+    def error_bound_(self) -> float | np.ndarray:
+        """An upper bound of ‖JᵀJ − its approximation‖₂; 0 for `Exact`, NaN where nothing is certified."""
+        return _one(np.array([fit.covariance.error_bound for fit in self.fits_]))
+
+    @property
+    def n_rows_(self) -> int:
+        """The number of training rows."""
+        return self.fits_[0].n_rows
+
+    @property
+    def n_parameters_(self) -> int:
+        """The number of trainable parameters of the network that were selected."""
+        return self.fits_[0].n_parameters
+
+    def spectrum(self, output: int = 0) -> Spectrum:
+        """Return the singular values of J that the engine found, and the matching eigenvalues of Σ⁻¹.
+
+        Args:
+            output: With `per_output=True` the number of the fit.
+
+        Returns:
+            The spectrum, largest singular values first.
+        """
+        fits = self.fits_
+        check_index(output, "output", len(fits))
+        return self._covariance(fits[output]).spectrum()
+
+    def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
+        """Estimate how far the widths are from those of `Exact()`.
+
+        The engine and the exact method are both fitted to training rows that `fit` has kept, and compared. `fit` does
+        so by itself, and warns where the widths are off by more than 5 %.
+
+        Args:
+            x: Rows whose widths are compared; some training rows by default.
+            sample: How many training rows to fit to, at most 4,096.
+
+        Returns:
+            The relative errors; with `per_output=True` those of the worst output.
+        """
+        fits = self.fits_
+        for fit in fits:
+            if not fit.covariance.is_exact:
+                self._covariance(fit)
+        return accuracy.worst_report(self.spec, fits, x, sample)
+
+    def _covariance(self, fit: Fit) -> Covariance:
+        if fit.covariance.damping is None:
+            raise ValueError(
+                f"λ is not known: give {type(self).__name__} the optimiser's weight_decay= or damping=, and fit again; "
+                + (
+                    "a calibration stands in for it only in the intervals of new observations"
+                    if self._calibration is not None
+                    else "or calibrate on held-out data for prediction intervals without it"
+                )
+            )
+        return fit.covariance
+
+    # --- people
+
+    def summary(self) -> str:
+        """Return what was fitted, as a text of one screen."""
+        return format_summary(type(self).__name__, self.summary_lines())
+
+    def summary_lines(self) -> list[tuple[str, str]]:
+        """Return the lines of the summary.
+
+        Returns:
+            Pairs of a label and a text.
+        """
+        spec, fits = self.spec, self.fits_
+        if isinstance(spec.task, Classification):
+            accuracies = spec.task.accuracies(fits)
+            return classification_summary(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
+        return regression_summary(spec.model, fits, spec.damping, self._calibration)
+
+    def __repr__(self) -> str:
+        if self._fits or self._partial:
+            return self.summary()
+        name = type(self.model).__name__
+        return f"{type(self).__name__}({name}, λ {self.spec.damping}, {self.engine!r}), not fitted"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what was fitted, and its spectrum where that takes a moment only."""
+        if not (self._fits or self._partial):
+            return element("p", repr(self))
+        damping = self.fits_[0].covariance.damping
+        return summary_html(type(self).__name__, self.summary_lines(), self.fits_[0].quick_spectrum(), damping)
+
+    # --- files
+
+    def save(self, path: str | Path, *, weights: bool = False, sample: bool = False) -> None:
+        """Write the fitted estimator to one safetensors file, which `load` reads; a crash leaves the old file.
+
+        The file holds a digest of the model's weights. What it holds of the training data depends on the engine;
+        docs/artefacts.md says what.
+
+        Args:
+            path: The file.
+            weights: Whether to write the weights themselves.
+            sample: Whether to add up to 4,096 training rows, which `error_report` needs.
+        """
+        storage.save(self, path, weights=weights, sample=sample)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: nn.Module,
+        *,
+        strict: bool = True,
+        output: Callable[[Any], Tensor] | None = None,
+        batch: Callable[[Any], tuple[Any, Any]] | None = None,
+        target_transform: Any = None,
+    ) -> Self:
+        """Return the estimator that was saved; it predicts the same, bit for bit. No code in the file is run.
+
+        Args:
+            path: The file.
+            model: The model that it was fitted to.
+            strict: Whether other weights are an error, which names the first that differs; else a warning.
+            output: The function that it was constructed with: functions are not in the file.
+            batch: Likewise.
+            target_transform: The scaler that it was constructed with; a pair (mean, std) is in the file.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            ArtefactError: If the file is damaged or does not belong to the model.
+        """
+        band = storage.load(path, model, strict=strict, output=output, batch=batch, target_transform=target_transform)
+        if not isinstance(band, cls):
+            raise TypeError(f"{path} holds {type(band).__name__}: load it with {type(band).__name__}.load")
+        return band
+
+    def to_record(self, *, weights: bool = False, sample: bool = False) -> BandRecord:
+        """Return everything that a file holds of this estimator; `deltaband.storage` writes it."""
+        about = {"kind": type(self).__name__, "summary": self.summary()}
+        return record_of(self.spec, self.fits_, self._calibration, about, weights=weights, sample=sample)
+
+    @classmethod
+    def from_stored(cls, stored: StoredBand, model: nn.Module, strict: bool, functions: Mapping[str, Any]) -> Self:
+        """Return the estimator of a file; `functions` are the arguments that no file can hold."""
+        check_shapes(stored, model)
+        make: Any = cls
+        band: Self = make(model, **stored.options, **functions)
+        band._fits, band._calibration = restored(stored, band.spec, strict)
+        return band
+
+
+def _one(values: np.ndarray) -> float | np.ndarray:
+    return float(values[0]) if len(values) == 1 else values

@@ -1,0 +1,328 @@
+"""The one loop of a fit, for a single process or several: look at the data, plan, start an engine, take in the rows."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.batches import EMPTY_DATA_MESSAGE, Batches
+from ..data.inputs import Inputs
+from ..data.row_record import RowSample, Sample
+from ..engines import Engine, Known, Plan, Problem, plan_fit
+from ..engines.cost import free_memory
+from ..errors import EmptyDataError, warn
+from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
+from ..network.model_copy import plain_autograd
+from ..network.network import Network, Probe
+from . import accuracy
+from .accumulator import FitAccumulator, Start, progress_bar
+from .checkpoint import Checkpoint
+from .distributed import ProcessGroup, SingleProcess
+from .fit import Fit, checked_gradients
+from .spec import FitSpec
+from .tasks import Outputs
+
+Read = Callable[[], Batches]
+
+
+def fit(
+    spec: FitSpec,
+    read: Read,
+    progress: bool,
+    checkpoint: str | Path | None,
+    checkpoint_every: float,
+    group: ProcessGroup | SingleProcess,
+) -> tuple[tuple[Fit, ...], Checkpoint | None]:
+    """Fit to all rows of all processes, once for each group of outputs.
+
+    Returns:
+        The fits, and the checkpoint of this process, which the caller removes once it has stored the fits.
+    """
+    progress = progress and group.rank == 0
+    kept = found = None
+    with group.step():
+        batches = group.own_rows(read())
+        if checkpoint is not None:
+            kept = Checkpoint(spec, group.own_path(checkpoint), checkpoint_every, batches, group.name)
+            found = kept.read()
+    group.check_same_spec(spec, batches)
+    runs = group.gather(None if found is None else found.run)
+    with group.step():
+        if len(set(runs)) > 1:  # some were ended before they had begun, or their files are gone
+            if found is not None and kept is not None:
+                warn(f"{kept.path} is not used: the processes have no checkpoints of one run; the fit starts over")
+            found = None
+        batches = batches if kept is None else kept.replayable(batches, found)
+        if group.size == 1:
+            check_engine(spec, batches, batches.n_rows)
+        groups, batches = _look_if_any(spec, batches, group)
+        if kept is not None and groups:
+            batches = kept.check_outputs(batches, found)
+    lead, groups, n_rows = group.agree(groups, batches.n_rows)
+    batches = group.check_same_outputs(spec, batches, lead)
+    with group.step():
+        check_engine(spec, batches, n_rows)
+    memory = group.memory_per_fit(spec, len(groups))
+    run = group.share(secrets.token_hex(8), 0)
+    fits = [] if found is None else list(found.done)
+    for outputs in groups[len(fits) :]:
+        skipped = None
+        if found is not None and kept is not None:
+            rows, found, skipped = FitAccumulator.from_state(spec, found.rows), None, kept.check_row
+        else:
+            rows, batches = _started(spec, outputs, batches, lead, n_rows, memory, progress, group)
+            with group.step():
+                if kept is not None and group.size > 1:
+                    kept.run = f"{run}, {len(fits)}"
+                    kept.try_to_write(fits, rows)
+        with group.step():
+            rows.take(batches, progress, skipped, None if kept is None else partial(kept.write_if_due, fits))
+            if kept is not None:
+                kept.check_all_rows_came()
+        repeated = group.merge_rows(rows)
+        with group.step():
+            for rank in repeated:
+                warn(
+                    f"process {rank} has read rows that another process has read as well, and they count twice: give "
+                    "each its own share of them, for instance with a DistributedSampler"
+                )
+            finished = rows.finish()
+        fits.append(group.agree_on_fit(finished, rows.network))
+    return tuple(fits), kept
+
+
+def partial_fit(
+    spec: FitSpec, so_far: Sequence[FitAccumulator], batches: Batches, n_rows: int | None, progress: bool
+) -> tuple[FitAccumulator, ...]:
+    """Return accumulators of these rows alone, which can be merged into those so far."""
+    groups, batches = look(spec, batches)
+    if not so_far:
+        check_engine(spec, batches, n_rows)
+    memory, new = spec.memory_per_fit(len(groups)), []
+    for i, outputs in enumerate(groups):
+        if so_far:
+            rows = so_far[i].new_like()
+        else:
+            rows, batches = _started(spec, outputs, batches, 0, n_rows, memory, progress, SingleProcess())
+        rows.take(batches, progress)
+        new.append(rows)
+    return tuple(new)
+
+
+def resumed(spec: FitSpec, fits: Sequence[Fit]) -> tuple[FitAccumulator, ...]:
+    """Return the accumulators that end in these fits, to take in more rows."""
+    memory = spec.memory_per_fit(len(fits)) or free_memory()
+    for fit in fits:
+        spec.check_weights(spec.network(), fit)
+    return tuple(FitAccumulator.of_fit(spec, fit, memory) for fit in fits)
+
+
+def check_mergeable(one: tuple[FitSpec, Sequence[Fit]], two: tuple[FitSpec, Sequence[Fit]]) -> None:
+    """Raise unless the rows of two estimators' fits can be added up."""
+    (spec, fits), (other_spec, other_fits) = one, two
+    mine, theirs = spec.configuration(), other_spec.configuration()
+    for name in {**mine, **theirs}:
+        if mine.get(name) != theirs.get(name):
+            raise ValueError(f"bands of different {name} cannot be merged: {mine.get(name)} and {theirs.get(name)}")
+    first, other = fits[0], other_fits[0]
+    x = next((piece[:8] for fit in (first, other) for piece in fit.sample.pieces), None)
+    same_weights = first.fingerprint == other.fingerprint
+    if same_weights and x is not None and not spec.still_returns(x, other_spec.model_outputs(x)):
+        raise ValueError("the networks of these bands have the same weights, but do not return the same: not merged")
+    order = tuple(spec.network().parameters)
+    for fit, other in zip(fits, other_fits, strict=True):
+        if _settings_but_size(fit.engine) != _settings_but_size(other.engine):
+            raise ValueError(f"bands of different engines cannot be merged: {fit.engine!r}, {other.engine!r}")
+        if len({order if each.by_rows else each.layers.order for each in (fit, other)}) > 1:
+            raise ValueError(
+                "the bands have the parameters in different orders, as one has more rows than the network has "
+                "parameters and the other fewer: fit both with partial_fit, and n_rows= the number of all rows"
+            )
+
+
+def _settings_but_size(engine: Engine) -> Any:
+    """Return an engine's settings without its size, which the number of rows limits."""
+    small = engine.resized(1)
+    return type(engine), {name: value for name, value in vars(small).items() if name != "memory"}
+
+
+def plan(spec: FitSpec, batches: Batches) -> Plan:
+    """Return the plan of a fit to these batches, of which only the first rows are read."""
+    groups, batches = look(spec, batches)
+    network = spec.network(spec.task.head(groups[0]))
+    return _planned(spec, network, batches, batches.n_rows, spec.memory_per_fit(len(groups)))[0]
+
+
+def look(spec: FitSpec, batches: Batches) -> tuple[list[Outputs], Batches]:
+    """Check the first rows, and return what each fit will be for and the data as if nothing had been read."""
+    first, batches = batches.peek()
+    outputs = spec.model_outputs(first.x)
+    spec.task.check_first_rows(outputs, first.y)
+    if batches.targets is not None:  # a long pass must not end in an error that the arrays could have given
+        spec.task.check_targets(batches.targets, outputs.shape[1])
+    groups = spec.task.groups(outputs.shape[1])
+    if len(groups) > 1 and not batches.reiterable:
+        raise ValueError(
+            "per_output=True reads the data once for each output, which an iterator or generator does not allow: "
+            "give arrays X and y, a DataLoader, or a list of batches"
+        )
+    return groups, batches
+
+
+def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
+    """Raise unless these data will do for the engine, before any of them is read."""
+    engine, damping = spec.engine, spec.damping
+    if engine is None:
+        return
+    name = type(engine).__name__
+    if engine.needs_damping and damping.at(n_rows) is None:
+        raise ValueError(
+            f"{name} needs λ from the first row on: "
+            + (
+                "λ follows from the number of rows, which this loader does not tell; give fit(..., n_rows=...)"
+                if damping.is_known
+                else "give weight_decay or damping, or use Exact or RobustFrequentDirections"
+            )
+        )
+    if engine.sample_size and not batches.reiterable:
+        raise ValueError(
+            f"{name} reads the data twice, which an iterator or generator does not allow: give arrays X and y, a "
+            "DataLoader, or a list of batches"
+        )
+
+
+def _look_if_any(spec: FitSpec, batches: Batches, group: ProcessGroup | SingleProcess) -> tuple[list[Outputs], Batches]:
+    """Look at the first rows; one of several processes may have none."""
+    try:
+        return look(spec, batches)
+    except EmptyDataError:
+        if group.size == 1:
+            raise
+        return [], replace(batches, source=[], n_rows=0)
+
+
+def _started(
+    spec: FitSpec,
+    outputs: Outputs,
+    batches: Batches,
+    lead: int,
+    n_rows: int | None,
+    memory: float | None,
+    progress: bool,
+    group: ProcessGroup | SingleProcess,
+) -> tuple[FitAccumulator, Batches]:
+    """Return an accumulator without rows, and the data as if nothing had been read: one process plans for all."""
+    start = None
+    with group.step():
+        if group.rank == lead:
+            start, batches = _planned_start(spec, outputs, batches, n_rows, memory)
+    start = group.share(start, lead)
+    assert start is not None
+    engine, sample = start.option.engine, None
+    with group.step():
+        if engine.sample_size:
+            sample = _drawn(engine, start.network(spec), batches, progress, group.rank)
+    if sample is not None:
+        group.collect_sample(sample, lead)
+    state = None
+    with group.step():
+        if group.rank == lead:
+            rows = None if sample is None else sample.rows()
+            state = _first_state(spec, start, batches, n_rows, rows)
+    if group.size == 1:
+        assert state is not None
+        return state, batches
+    shared = group.share(None if state is None else state.state(), lead)
+    return FitAccumulator.from_state(spec, shared, group.rank), batches
+
+
+def _planned(
+    spec: FitSpec, network: Network, batches: Batches, n_rows: int | None, memory: float | None
+) -> tuple[Plan, Inputs, Batches, Probe]:
+    """Return the plan, the first rows, the data as if nothing had been read, and what the network shows on them."""
+    x = (looked := batches.peek())[0].x
+    batches = looked[1]
+    with plain_autograd(network.device):
+        probe = network.probe(x)
+        layers, network = probe.layers, network.with_layers(*probe)
+        first = x[:CHUNK_ROWS_AT_LEAST]
+        start = time.perf_counter()
+        network.gradients(first, next(network.groups(first)))
+        seconds = time.perf_counter() - start
+    m = network.n_outputs
+    problem = Problem(
+        None if n_rows is None else n_rows * m,
+        network.n_parameters,
+        network.dtype.itemsize,
+        layers.factor_bytes,
+        -(-network.prepare(x[:1]).nbytes // m),
+        layers.inner_flops,
+        seconds / (len(first) * m),
+        damped=spec.damping.is_known,
+        reiterable=batches.reiterable,
+    )
+    return plan_fit(problem, spec.engine, memory), x, batches, probe
+
+
+def _planned_start(
+    spec: FitSpec, outputs: Outputs, batches: Batches, n_rows: int | None, memory: float | None
+) -> tuple[Start, Batches]:
+    network = spec.network(spec.task.head(outputs)).copy()
+    weights = network.fingerprint  # as the model has them: a forward pass may write to the copy's buffers
+    schedule, x, batches, probe = _planned(spec, network, batches, n_rows, memory)
+    option = schedule.chosen
+    if option is None:
+        used = "" if batches.reiterable else " (its first batch has been read: a generator has to be made anew)"
+        raise MemoryError(
+            f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
+        )
+    by_rows = option.engine.cost(option.problem).wants_rows and network.rows_by_vmap_work(x)
+    return Start(outputs, option, schedule.memory, probe.layers, by_rows, *probe.shape, weights), batches
+
+
+def _drawn(engine: Engine, network: Network, batches: Batches, progress: bool, rank: int) -> RowSample:
+    """Draw `sample_size` training rows in a pass that computes no gradients; each process draws others."""
+    # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and
+    # leave out some of the sampled rows the second time.
+    seed = [engine.seed, rank] if rank else engine.seed
+    sample = RowSample(-(-engine.sample_size // network.n_outputs), seed)
+    with plain_autograd(network.device), progress_bar("deltaband, drawing a sample", batches, progress) as shown:
+        for x, _, _ in batches.chunks(network.chunk_rows):
+            sample.update(network.prepare(x))
+            shown.update(len(x))
+    return sample
+
+
+def _first_state(
+    spec: FitSpec, start: Start, batches: Batches, n_rows: int | None, sample: Sample | None
+) -> FitAccumulator:
+    """Return an accumulator without rows, its engine started with what is known."""
+    engine, network = start.option.engine, start.network(spec)
+    damping = spec.damping.at(n_rows, start.n_returned)
+    with plain_autograd(network.device):
+        gradients = None if sample is None else _sample_gradients(engine, network, batches, sample)
+        started = engine.start(Known(start.option.problem.n_rows, damping, gradients))
+    return FitAccumulator(spec, start, started)
+
+
+def _sample_gradients(engine: Engine, network: Network, batches: Batches, rows: Sample) -> GradientBatch:
+    if len(rows) == 0:
+        raise EmptyDataError(EMPTY_DATA_MESSAGE)
+    parts = []
+    for gradients in accuracy.gradients(network, rows):
+        # the pass to come names a row that is not finite by its number in the data
+        finite = np.flatnonzero(np.isfinite(gradients.squared_norms))
+        parts += [gradients.take(finite)] if len(finite) else []
+    if not parts:
+        for x, _, first in batches.chunks(network.chunk_rows):
+            for _ in checked_gradients(network, x, first):
+                pass
+    sample = GradientBatch.concatenate(parts).merged()
+    return sample if len(sample) <= engine.sample_size else sample.between(0, engine.sample_size)

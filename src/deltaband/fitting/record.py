@@ -1,0 +1,84 @@
+"""Fits as values of a file: what is written of them, and whether they belong to a model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ..data.row_record import Sample
+from ..errors import ArtefactError
+from ..network.model_copy import unwrap
+from ..network.network import Network
+from ..network.recomputed import network_hook, network_maker
+from ..storage.band_file import BandRecord, StoredBand
+from .fit import Fit
+from .spec import FitSpec
+
+
+def record_of(
+    spec: FitSpec, fits: Sequence[Fit], calibration: Any, about: dict[str, Any], *, weights: bool, sample: bool
+) -> BandRecord:
+    """Return everything that a file holds of fits and their calibration."""
+    first = fits[0]
+    about = {
+        **about,
+        "engine": repr(first.engine),
+        "training_rows": first.n_rows,
+        "n_parameters": first.n_parameters,
+        "damping": first.covariance.damping,
+        "effective_parameters": [fit.effective_parameters for fit in fits],
+        **spec.task.about(fits),
+        "calibration_rows": None if calibration is None else calibration.n_rows,
+        "parameters": {name: list(w.shape) for name, w in spec.network().parameters.items()},
+        "fingerprint": hashlib.blake2b(repr(first.fingerprint).encode(), digest_size=16).hexdigest(),
+        "functions": spec.functions(),
+        "holds_weights": weights,
+        "holds_sample": sample and any(len(fit.sample) > 0 for fit in fits),
+    }
+    kept = tuple(fits) if sample else tuple(replace(fit, sample=Sample()) for fit in fits)
+    state = dict(unwrap(spec.model).state_dict()) if weights else {}
+    return BandRecord(about, spec.options(), kept, calibration, state, network_hook)
+
+
+def check_shapes(stored: StoredBand, model: nn.Module) -> None:
+    """Raise unless the model's parameters have the shapes that were saved."""
+    shapes = {name: list(w.shape) for name, w in unwrap(model).named_parameters()}
+    for name, shape in stored.shapes.items():
+        if shapes.get(name) != shape:
+            found = f"is {tuple(shapes[name])}" if name in shapes else "is not there"
+            raise ArtefactError(
+                f"{stored.path} does not belong to this model: parameter {name!r} has shape {tuple(shape)} in the file "
+                f"and {found} in the model"
+            )
+
+
+def restored(stored: StoredBand, spec: FitSpec, strict: bool) -> tuple[tuple[Fit, ...], Any]:
+    """Return the fits and the calibration of a file, if they belong to the weights of the spec's model."""
+    networks = []  # that compute the training rows again
+
+    def stored_network(outputs: tuple[int, ...], layers: Any) -> Network:
+        networks.append(spec.stored_network(outputs, layers))
+        return networks[-1]
+
+    fits, calibration = stored.decoded(network_maker(stored_network))
+    recomputes = bool(networks)
+    fit, network = fits[0], spec.network()
+    try:
+        changed = spec.changed_weight(network, fit)
+    except ValueError as error:
+        raise ArtefactError(f"{stored.path} does not belong to this model: {error}") from None
+    if changed is None:
+        return fits, calibration
+    if strict or recomputes:
+        was, now = (digests.get(changed, "not there") for digests in (fit.fingerprint, network.fingerprint))
+        reason = "it computes its training rows again, with the weights" if recomputes else "strict=False only warns"
+        raise ArtefactError(
+            f"{stored.path}: the band was fitted to other weights than this model has: first {changed!r} ({was}, now "
+            f"{now}); {reason}"
+        )
+    spec.warn_of_changed_weights(network, fit)
+    return fits, calibration
