@@ -1,9 +1,7 @@
 """Commands that use a band file: predict, evaluate, inspect, report."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +10,15 @@ import pyarrow as pa
 import torch
 import typer
 
-from .. import metrics
+from .. import metrics, storage
 from ..results import Intervals, parse_levels
 from ..storage.atomic import atomic
 from . import options
-from .errors import Refusal, Usage, near
-from .models import LoadedBand, inspect_band, load_band
-from .output import format_fields, format_table, join_names, print_result, progress_bar, user_output_to_stderr
+from .errors import Refusal, Usage, check_file, near
+from .models import LoadedBand, load_band
+from .output import format_fields, format_table, join_names, print_result, user_output_to_stderr
 from .rows import group_values, number_batches, to_numbers
-from .tables import WRITERS, Table, check_output, open_table, table_writer
+from .tables import WRITERS, Table, check_output, open_table, write_table
 
 METRICS: dict[str, Callable[[np.ndarray, Intervals], Any]] = {
     "coverage": metrics.coverage,
@@ -54,7 +52,7 @@ def predict(
       deltaband predict price.band --model network:make --data new.parquet --level 0.5 --level 0.9 --out bands.parquet
     """
     levels = _check_levels(level)
-    check_output(out, force, list(WRITERS))
+    check_output(out, force, WRITERS)
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
     inputs = _require_columns(source, loaded.features)
@@ -66,23 +64,24 @@ def predict(
     known_targets = [name for name in loaded.targets if name in source.names]
     convert = data.suffix.lower() == ".csv" != out.suffix.lower()  # text in CSV, numbers elsewhere
     n = 0
-    with progress_bar("predicting", source.n_rows) as bar, table_writer(out, force) as write:
-        for rows in source.batches():
+
+    def rows_with_intervals() -> Iterator[pa.RecordBatch]:
+        nonlocal n
+        for n, rows in source.batches(label="predicting"):
             x = to_numbers(rows, inputs, data, n, dtype=loaded.dtype)
-            intervals = _predict(loaded, x, levels)
             if convert:
                 y = to_numbers(rows, known_targets, data, n, allow_missing=True)
                 for name, column in zip([*inputs, *known_targets], np.hstack([x, y]).T, strict=True):
                     rows = rows.set_column(rows.schema.names.index(name), name, pa.array(column.copy()))
-            sides = np.stack([intervals.lower, intervals.upper], axis=3).reshape(*intervals.mean.shape, -1)
-            columns = np.concatenate([intervals.mean[:, :, None], sides], axis=2).reshape(len(x), -1)
-            for name, column in zip(added, np.ascontiguousarray(columns.T), strict=True):
+            mean, lower, upper = _predict(loaded, x, levels)
+            sides = np.stack([lower, upper], axis=3).reshape(*mean.shape, -1)
+            columns = np.concatenate([mean[:, :, None], sides], axis=2).reshape(len(x), -1)
+            for name, column in zip(added, columns.T, strict=True):
                 rows = rows.append_column(name, pa.array(column))
-            write(rows)
+            yield rows
             n += len(rows)
-            bar.update(len(rows))
-        if n == 0:
-            raise Refusal(f"{data} has no rows")
+
+    write_table(out, rows_with_intervals(), force)
     print_result({"out": out, "rows": n, "columns": added}, f"{n:,} rows with {', '.join(added)} in {out}", as_json)
 
 
@@ -118,16 +117,10 @@ def evaluate(
     y = np.concatenate(targets)
     mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
     intervals = Intervals(mean, lower, upper, levels)
-    rmse = np.sqrt(np.square(y - intervals.mean).mean(axis=0))
-    shape = (len(loaded.targets), len(levels))
-    scores = {name: np.reshape(metric(y, intervals), shape) for name, metric in METRICS.items()}
+    scores = {name: np.reshape(metric(y, intervals), (-1, len(levels))) for name, metric in METRICS.items()}
+    scores["rmse"] = np.sqrt(np.square(y - intervals.mean).mean(axis=0))[:, None].repeat(len(levels), axis=1)
     results = [
-        {
-            "target": name,
-            "level": each,
-            **{key: float(score[o, j]) for key, score in scores.items()},
-            "rmse": float(rmse[o]),
-        }
+        {"target": name, "level": each} | {key: float(score[o, j]) for key, score in scores.items()}
         for o, name in enumerate(loaded.targets)
         for j, each in enumerate(levels)
     ]
@@ -144,7 +137,7 @@ def inspect(band: options.BandFile, as_json: options.Json = False) -> None:
     Example:
       deltaband inspect price.band
     """
-    about = inspect_band(band)
+    about = storage.inspect(check_file(band))
     notes = about["notes"]
     notes |= {key: json.loads(notes[key]) for key in ("features", "targets") if key in notes}
     others = {key: value for key, value in about.items() if key not in ("summary", "parameters", "fingerprint")}
@@ -175,34 +168,26 @@ def report(
     Example:
       deltaband report price.band --model network:make --data test.csv --by region --out report.html
     """
+    from ..report import page
+
     _check_levels([level])
     check_output(out, force, [".html"], (band, data))
     source = open_table(data)
-    group_columns = source.select(by or [])
+    groups = source.select(by or [])
     loaded = load_band(band, model, trust, features, target)
     needed = _require_columns(source, loaded.features, loaded.targets)
-    parts = list(source.batches(list(dict.fromkeys([*needed, *group_columns]))))
-    if not sum(map(len, parts)):
-        raise Refusal(f"{data} has no rows")
+    parts = [rows for _, rows in source.batches(list(dict.fromkeys([*needed, *groups])))]
     rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
     x = torch.from_numpy(to_numbers(rows, loaded.features, data, dtype=loaded.dtype)).to(loaded.dtype)
     y = to_numbers(rows, loaded.targets, data)
-    from ..report import page
-
+    columns = {name: group_values(rows.column(name)) for name in groups} or None
+    settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
     with user_output_to_stderr():
-        html = page(
-            loaded.band,
-            x,
-            y,
-            level=level,
-            columns={name: group_values(rows.column(name)) for name in group_columns} or None,
-            outputs=loaded.targets,
-            title=title,
-            settings={"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"},
-        )
+        names = loaded.targets
+        html = page(loaded.band, x, y, level=level, columns=columns, outputs=names, title=title, settings=settings)
     with atomic(out, overwrite=force) as temporary:
         temporary.write_text(html, encoding="utf-8")
-    print_result({"out": out, "rows": len(y), "by": group_columns}, f"{len(y):,} rows in {out}", as_json)
+    print_result({"out": out, "rows": len(y), "by": groups}, f"{len(y):,} rows in {out}", as_json)
 
 
 def _check_levels(given: Sequence[float] | None) -> tuple[float, ...]:

@@ -1,10 +1,7 @@
 """Rows of a table as numbers for a network: cells are converted and checked, and stored for a fit."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -55,11 +52,6 @@ class StoredRows:
                 bar.update(len(values))
 
 
-def row_store() -> AbstractContextManager[IO[bytes]]:
-    """Return a file for `store_rows` that goes away at the end: in memory, or on the disk if it grows large."""
-    return tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY)
-
-
 def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
     """Append rows to a file and return how many there were."""
     n = 0
@@ -73,16 +65,9 @@ def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
 
 
 def number_batches(table: Table, names: Sequence[str], dtype: torch.dtype, label: str) -> Iterator[np.ndarray]:
-    """Yield the named columns of all rows as checked numbers (b, len(names)), with a progress bar; at least one row."""
-    n = 0
-    with progress_bar(label, table.n_rows) as bar:
-        for rows in table.batches(names):
-            if len(rows):
-                yield to_numbers(rows, names, table.path, n, dtype=dtype)
-            n += len(rows)
-            bar.update(len(rows))
-    if n == 0:
-        raise Refusal(f"{table.path} has no rows")
+    """Yield the named columns of all rows as checked numbers (b, len(names)), with a progress bar."""
+    for n_before, rows in table.batches(names, label):
+        yield to_numbers(rows, names, table.path, n_before, dtype=dtype)
 
 
 def to_numbers(
@@ -104,12 +89,10 @@ def to_numbers(
         try:
             numbers[:, j] = _to_floats(column)
         except pa.ArrowException:
-            if _is_text(column.type):
-                texts = column.cast(pa.string()).to_pylist()
-                row = next((i for i, text in enumerate(texts) if not _is_number(text)), 0)
-                bad_cells.append((row, name, f"text ({str(texts[row])[:40]!r})", NUMBERS_EXPECTED))
-            else:
-                bad_cells.append((0, name, f"values of type {column.type}", NUMBERS_EXPECTED))
+            row = next(i for i in range(len(column)) if not _is_number(column[i : i + 1]))
+            text = f"text ({str(column[row].as_py())[:40]!r})"
+            what = text if _is_text(column.type) else f"values of type {column.type}"
+            bad_cells.append((row, name, what, NUMBERS_EXPECTED))
             continue
         wrong = np.abs(numbers[:, j]) > torch.finfo(dtype).max
         if not allow_missing:
@@ -125,11 +108,12 @@ def to_numbers(
 
 def group_values(column: pa.Array) -> list[Any]:
     """Return the cells, None where missing; text becomes numbers where all of it can."""
-    cells = column.to_pylist()
+    cells: list[Any] = column.to_pylist()
     if not _is_text(column.type):
         return cells
-    texts = [None if cell is None or cell.strip().lower() in MISSING_TEXTS else cell for cell in cells]
-    return [text and float(text) for text in texts] if all(map(_is_number, texts)) else texts
+    if _is_number(column):
+        return [None if np.isnan(value) else value for value in _to_floats(column).tolist()]
+    return [None if cell is None or cell.strip().lower() in MISSING_TEXTS else cell for cell in cells]
 
 
 def _describe_value(value: float, cell: Any, dtype: torch.dtype) -> str:
@@ -146,6 +130,14 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
 
 
+def _is_number(column: pa.Array) -> bool:
+    try:
+        _to_floats(column)
+    except pa.ArrowException:
+        return False
+    return True
+
+
 def _to_floats(column: pa.Array) -> np.ndarray:
     """Convert a column to float64, NaN where a cell is missing; an ArrowException where that is not possible."""
     if pa.types.is_dictionary(column.type):
@@ -158,12 +150,3 @@ def _to_floats(column: pa.Array) -> np.ndarray:
     elif pa.types.is_temporal(column.type):
         raise pa.ArrowInvalid("moments are not numbers")
     return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-
-
-def _is_number(text: str | None) -> bool:
-    """Return whether a text is a number, or a missing one."""
-    try:
-        _to_floats(pa.array([text], pa.string()))
-    except pa.ArrowException:
-        return False
-    return True
