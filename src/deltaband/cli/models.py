@@ -1,7 +1,6 @@
 """The user's network, from the name of a factory or from a file, with its weights or with its band file."""
 
 import importlib
-import inspect
 import json
 import pickle
 import sys
@@ -97,7 +96,14 @@ def _make_network(model: str) -> nn.Module:
             known = [name for name in vars(value) if callable(getattr(value, name))]
             raise Refusal(f"module {module_name} has no {part!r}{near(part, known)}")
         value = getattr(value, part)
-    return (value if isinstance(value, nn.Module) else _call_factory(value, model)).eval()
+    try:
+        network = value() if callable(value) and not isinstance(value, nn.Module) else value
+    except (Exception, SystemExit) as error:
+        raise Refusal(f"{model} raised {with_type(error)}") from error
+    if not isinstance(network, nn.Module):
+        expected = "a torch.nn.Module is expected, or a function without arguments that returns one"
+        raise Refusal(f"{model} gives {type(network).__name__}; {expected}")
+    return network.eval()
 
 
 def _import_module(name: str) -> Any:
@@ -110,24 +116,6 @@ def _import_module(name: str) -> Any:
             raise Refusal(f"importing {name} failed: {with_type(error)}") from error
         hint = near(missing, [path.stem for path in Path().glob("*.py")])
         raise Refusal(f"there is no module {missing!r}{hint}, neither in the current folder nor installed") from error
-
-
-def _call_factory(factory: Any, model: str) -> nn.Module:
-    if not callable(factory):
-        raise Refusal(f"{model} is {type(factory).__name__}; a function that returns a torch.nn.Module is expected")
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise Refusal(f"{model} must be callable without arguments: {error}") from error
-    except ValueError:  # built in: no signature
-        pass
-    try:
-        network = factory()
-    except (Exception, SystemExit) as error:
-        raise Refusal(f"{model} raised {with_type(error)}") from error
-    if not isinstance(network, nn.Module):
-        raise Refusal(f"{model} returned {type(network).__name__}; a torch.nn.Module is expected")
-    return network
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
@@ -152,15 +140,13 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
 
 def _set_weights(model: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
     """Load the weights into the network, or name the first that does not fit."""
-    own, misfit = model.state_dict(), "the weights do not fit the network"
+    own = model.state_dict()
     for name in [*own, *state]:
-        if name not in state:
-            raise Refusal(f"{misfit}: {source} has no {name!r}{near(name, state)}")
-        if name not in own:
-            raise Refusal(f"{misfit}: it has no {name!r}{near(name, own)}, which is in {source}")
-        if own[name].shape != state[name].shape:
-            given, expected = tuple(state[name].shape), tuple(own[name].shape)
-            raise Refusal(f"{misfit}: {name!r} is {given} in {source} and {expected} in the network")
+        given, expected = (tuple(each[name].shape) if name in each else "missing" for each in (state, own))
+        if given != expected:
+            hint = near(name, (own.keys() | state.keys()) - {name}) if "missing" in (given, expected) else ""
+            fit = f"{name!r} is {given} in {source} and {expected} in the network{hint}"
+            raise Refusal(f"the weights do not fit the network: {fit}")
     model.load_state_dict(state)
 
 

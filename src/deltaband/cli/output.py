@@ -18,7 +18,8 @@ MAX_LISTED_NAMES = 12
 def print_result(result: Mapping[str, Any], text: str, as_json: bool) -> None:
     """Print the result of a command: as JSON, or as the text that describes it."""
     if as_json:
-        text = json.dumps(_to_json(result), indent=2, ensure_ascii=False, allow_nan=False)
+        plain = json.loads(json.dumps(result, default=_to_json), parse_constant=lambda _: None)  # NaN and ∞ become null
+        text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
     print(strip_control_characters(text), flush=True)
 
 
@@ -83,17 +84,7 @@ def progress_bar(label: str | None, n_rows: int | None) -> Any:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert a value to types that JSON has; numbers that are not finite become null."""
-    match value:
-        case Mapping():
-            return {str(key): _to_json(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_to_json(each) for each in value]
-        case np.ndarray() | np.generic():
-            return _to_json(value.tolist())
-        case float():
-            return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def _format(value: Any) -> str:

@@ -14,12 +14,14 @@ from .. import metrics, storage
 from ..results import Intervals, parse_levels
 from ..storage.atomic import atomic
 from . import options
-from .errors import Refusal, Usage, check_file, near
+from .errors import Refusal, Usage, check_file
 from .models import LoadedBand, load_band
-from .output import format_fields, format_table, join_names, print_result, user_output_to_stderr
+from .output import format_fields, format_table, print_result, user_output_to_stderr
 from .rows import group_values, number_batches, to_numbers
-from .tables import WRITERS, Table, check_output, open_table, write_table
+from .tables import WRITERS, check_output, open_table, write_table
 
+FITTED_WITH = ", which the band was fitted with"  # why a column is needed
+PREDICTED = ", which the band predicts, and which is needed here"
 METRICS: dict[str, Callable[[np.ndarray, Intervals], Any]] = {
     "coverage": metrics.coverage,
     "mean_width": lambda y, intervals: np.asarray(intervals.width).mean(axis=0),
@@ -55,7 +57,7 @@ def predict(
     check_output(out, force, WRITERS)
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
-    inputs = _require_columns(source, loaded.features)
+    inputs = source.select(loaded.features, FITTED_WITH)
     suffixes = [""] if len(loaded.targets) == 1 else [f"_{name}" for name in loaded.targets]
     bounds = [f"{side}_{_percent(each)}" for each in levels for side in ("lower", "upper")]
     added = [f"{name}{suffix}" for suffix in suffixes for name in ["prediction", *bounds]]
@@ -109,7 +111,8 @@ def evaluate(
     levels = _check_levels(level)
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
-    columns, k = _require_columns(source, loaded.features, loaded.targets), len(loaded.features)
+    columns = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
+    k = len(loaded.features)
     targets, parts = [], []  # of the rows nothing else is kept
     for values in number_batches(source, columns, loaded.dtype, "evaluating"):
         targets.append(values[:, k:])
@@ -175,7 +178,7 @@ def report(
     source = open_table(data)
     groups = source.select(by or [])
     loaded = load_band(band, model, trust, features, target)
-    needed = _require_columns(source, loaded.features, loaded.targets)
+    needed = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
     parts = [rows for _, rows in source.batches(list(dict.fromkeys([*needed, *groups])))]
     rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
     x = torch.from_numpy(to_numbers(rows, loaded.features, data, dtype=loaded.dtype)).to(loaded.dtype)
@@ -204,16 +207,6 @@ def _check_levels(given: Sequence[float] | None) -> tuple[float, ...]:
 
 def _percent(level: float) -> str:
     return f"{100 * level:.10g}"
-
-
-def _require_columns(source: Table, features: Sequence[str], targets: Sequence[str] = ()) -> list[str]:
-    """Return the names of features and targets, all of which the file must have."""
-    for name in [*features, *targets]:
-        if name not in source.names:
-            why = "the band was fitted with" if name in features else "the band predicts, and which is needed here"
-            hint, has = near(name, source.names), join_names(source.names)
-            raise Refusal(f"{source.path} has no column {name!r}{hint}, which {why}; it has {has}")
-    return [*features, *targets]
 
 
 def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> Intervals:

@@ -18,7 +18,6 @@ from .tables import BATCH_ROWS, Table
 
 MISSING_TEXTS = ("", "na", "n/a", "nan", "null", "none")
 MAX_BYTES_IN_MEMORY = 2**27  # stored rows that take more go to a temporary file
-IMPUTE, NUMBERS_EXPECTED = "remove or impute such rows", "numbers are expected"
 
 
 @dataclass(frozen=True)
@@ -86,20 +85,19 @@ def to_numbers(
     bad_cells: list[tuple[int, str, str, str]] = []  # row, column, what it holds, what to do
     for j, name in enumerate(names):
         column = rows.column(name)
-        try:
-            numbers[:, j] = _to_floats(column)
-        except pa.ArrowException:
-            row = next(i for i in range(len(column)) if not _is_number(column[i : i + 1]))
+        values = _to_floats(column)
+        if values is None:
+            row = next(i for i in range(len(column)) if _to_floats(column[i : i + 1]) is None)
             text = f"text ({str(column[row].as_py())[:40]!r})"
             what = text if _is_text(column.type) else f"values of type {column.type}"
-            bad_cells.append((row, name, what, NUMBERS_EXPECTED))
+            bad_cells.append((row, name, what, "numbers are expected"))
             continue
-        wrong = np.abs(numbers[:, j]) > torch.finfo(dtype).max
-        if not allow_missing:
-            wrong |= np.isnan(numbers[:, j])
+        wrong = (np.abs(values) > torch.finfo(dtype).max) | (np.isnan(values) & (not allow_missing))
         if wrong.any():
             row = int(wrong.argmax())
-            bad_cells.append((row, name, _describe_value(numbers[row, j], column[row].as_py(), dtype), IMPUTE))
+            what = _describe_value(values[row], column[row].as_py(), dtype)
+            bad_cells.append((row, name, what, "remove or impute such rows"))
+        numbers[:, j] = values
     if bad_cells:
         row, name, what, advice = min(bad_cells)
         raise Refusal(f"{path}: column {name!r} holds {what} in row {n_before + row + 1}; {advice}")
@@ -111,8 +109,8 @@ def group_values(column: pa.Array) -> list[Any]:
     cells: list[Any] = column.to_pylist()
     if not _is_text(column.type):
         return cells
-    if _is_number(column):
-        return [None if np.isnan(value) else value for value in _to_floats(column).tolist()]
+    if (values := _to_floats(column)) is not None:
+        return [None if np.isnan(value) else value for value in values.tolist()]
     return [None if cell is None or cell.strip().lower() in MISSING_TEXTS else cell for cell in cells]
 
 
@@ -130,16 +128,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
 
 
-def _is_number(column: pa.Array) -> bool:
-    try:
-        _to_floats(column)
-    except pa.ArrowException:
-        return False
-    return True
-
-
-def _to_floats(column: pa.Array) -> np.ndarray:
-    """Convert a column to float64, NaN where a cell is missing; an ArrowException where that is not possible."""
+def _to_floats(column: pa.Array) -> np.ndarray | None:
+    """Convert a column to float64, NaN where a cell is missing; None where that is not possible."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if _is_text(column.type):
@@ -148,5 +138,8 @@ def _to_floats(column: pa.Array) -> np.ndarray:
     elif pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     elif pa.types.is_temporal(column.type):
-        raise pa.ArrowInvalid("moments are not numbers")
-    return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return None
+    try:
+        return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    except pa.ArrowException:
+        return None

@@ -54,14 +54,14 @@ class Table:
         if n == 0:
             raise Refusal(f"{self.path} has no rows")
 
-    def select(self, wanted: Sequence[str]) -> list[str]:
-        """Return columns by name; one text may hold several names, separated by commas."""
+    def select(self, wanted: Sequence[str], why: str = "") -> list[str]:
+        """Return columns by name; one text may hold several names, separated by commas. An error says `why`."""
         known = {**{name: [name] for name in self.names}, **self.arrays}
         selected: list[str] = []
         for name in itertools.chain.from_iterable([text] if text in known else text.split(",") for text in wanted):
             if name not in known:
                 hint, has = near(name, self.names), join_names(self.names)
-                raise Refusal(f"{self.path} has no column {name!r}{hint}; it has {has}")
+                raise Refusal(f"{self.path} has no column {name!r}{hint}{why}; it has {has}")
             selected += known[name]
         if repeated := next((name for name in selected if selected.count(name) > 1), None):
             raise Refusal(f"column {repeated!r} is named more than once")
