@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from deltaband import Exact, ImportantDirections, Nystrom, RandomProjection
-from deltaband.cli import rows as rows_module
-from deltaband.cli import tables
+from deltaband.cli import fit, tables
 from deltaband.cli.engines import engine, nbytes
 from deltaband.cli.errors import Refusal
-from deltaband.cli.rows import StoredRows, group_values, number_batches, store_rows, to_numbers
-from deltaband.cli.tables import open_table, write_table
+from deltaband.cli.fit import StoredRows, store_rows
+from deltaband.cli.tables import group_values, number_batches, open_table, to_numbers, write_table
 from deltaband.engines import registered_engines
 
 FRAME = pd.DataFrame({"a": np.arange(25) / 7, "file": np.arange(25), "text": [f'"{i}", and\nmore' for i in range(25)]})
@@ -53,7 +52,7 @@ def test_a_table_is_read_as_it_was_written(path):
 
 @pytest.mark.parametrize("bytes_in_memory", [2**20, 100], ids=["memory", "file"])
 def test_stored_rows_can_be_iterated_again_and_in_parts(path, bytes_in_memory, monkeypatch):
-    monkeypatch.setattr(rows_module, "BATCH_ROWS", 4)
+    monkeypatch.setattr(fit, "BATCH_ROWS", 4)
     batches = number_batches(open_table(path), ["a", "file"], torch.float32, "reading")
     with tempfile.SpooledTemporaryFile(bytes_in_memory) as file:
         assert store_rows(file, batches) == 25

@@ -5,15 +5,15 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 import typer
-from torch import nn
+from torch import Tensor, nn
 
 from .. import storage
 from ..calibration.conformal import rows_needed
@@ -23,9 +23,10 @@ from . import options
 from .engines import engine, nbytes
 from .errors import Refusal, Usage
 from .models import load_network, network_dtype
-from .output import join_names, print_result, strip_control_characters, user_output_to_stderr, with_type
-from .rows import MAX_BYTES_IN_MEMORY, StoredRows, number_batches, store_rows
-from .tables import check_output, open_table
+from .output import join_names, print_result, progress_bar, strip_control_characters, user_output_to_stderr, with_type
+from .tables import BATCH_ROWS, check_output, number_batches, open_table
+
+MAX_BYTES_IN_MEMORY = 2**27  # stored rows that take more go to a temporary file
 
 
 def plan(
@@ -115,9 +116,8 @@ def fit(
     if weight_decay is None and damping is None and calibration is None:
         raise Usage("give --weight-decay or --damping, or --calibration, which needs neither")
     held_out = _parse_calibration(calibration)
-    other_file = held_out if isinstance(held_out, Path) else None
-    check_output(out, force, [".band"], (train, weights, other_file, Path(model)))
-    other = None if other_file is None else open_table(other_file)
+    check_output(out, force, [".band"], [train, weights or train, Path(calibration or train), Path(model)])
+    other = open_table(held_out) if isinstance(held_out, Path) else None
     rows = _open_training_rows(train, target, features, model, weights, trust)
     if scale is not None and len(scale[0]) != len(rows.targets):
         raise Usage(f"--target-mean and --target-std: give one of each for every target, {len(rows.targets)}")
@@ -162,6 +162,49 @@ def fit(
     print_result(result, f"{band.summary()}\n{text}", as_json)
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows as numbers, read and checked once: batches `(x, y)` that can be iterated again and again."""
+
+    file: IO[bytes]  # (n, features + targets) float64
+    n_features: int
+    n_targets: int
+    dtype: torch.dtype  # of the network
+    scale: tuple[np.ndarray, np.ndarray] | None  # mean and standard deviation that targets were scaled with
+    selected: np.ndarray  # (n,) bool
+    progress_label: str | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.selected.sum())
+
+    def __iter__(self) -> Iterator[tuple[Tensor, np.ndarray]]:
+        width = self.n_features + self.n_targets
+        with progress_bar(self.progress_label, self.n_rows) as bar:
+            for start in range(0, len(self.selected), BATCH_ROWS):
+                self.file.seek(start * width * 8)
+                values = np.frombuffer(self.file.read(BATCH_ROWS * width * 8)).reshape(-1, width)
+                values = values[self.selected[start : start + BATCH_ROWS]]
+                x, y = values[:, : self.n_features], values[:, self.n_features :]
+                if self.scale is not None:
+                    y = (y - self.scale[0]) / self.scale[1]
+                if len(values):
+                    yield torch.from_numpy(x).to(self.dtype), y
+                bar.update(len(values))
+
+
+def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
+    """Append rows to a file and return how many there were."""
+    n = 0
+    for values in batches:
+        try:
+            file.write(values.tobytes())
+        except OSError as error:
+            raise Refusal(f"rows could not be stored in {tempfile.gettempdir()} (see TMPDIR): {error}") from error
+        n += len(values)
+    return n
+
+
 class _TrainingRows(NamedTuple):
     """The network and its training rows, of which only the first batch has been read."""
 
@@ -196,7 +239,7 @@ def _open_training_rows(
     except Exception as error:
         given = f"{len(chosen)} features ({join_names(chosen)})"
         raise Refusal(f"the network failed on {given}: {with_type(error)}; see --features") from error
-    if not isinstance(y, torch.Tensor):
+    if not isinstance(y, Tensor):
         raise Refusal(f"the network returns {type(y).__name__}: let the factory return one that picks the prediction")
     m = y[0].numel() if y.ndim else 1  # other problems are reported by the library
     if targets and m != len(targets):

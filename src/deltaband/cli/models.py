@@ -171,8 +171,7 @@ def _load_exported(path: Path, trust: bool) -> nn.Module:
 
 def _is_in_training_mode(node: Any) -> bool:
     """Return whether a dropout or a norm of an exported graph behaves as in training."""
-    schema = getattr(node.target, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    given = dict(zip((each.name for each in arguments), node.args, strict=False)) | dict(node.kwargs)
     dropout = given.get("dropout_p", 0.0)
     return given.get("train") is True or given.get("training") is True or (isinstance(dropout, float) and dropout > 0)

@@ -17,8 +17,7 @@ from . import options
 from .errors import Refusal, Usage, check_file
 from .models import LoadedBand, load_band
 from .output import format_fields, format_table, print_result, user_output_to_stderr
-from .rows import group_values, number_batches, to_numbers
-from .tables import WRITERS, check_output, open_table, write_table
+from .tables import WRITERS, check_output, group_values, number_batches, open_table, to_numbers, write_table
 
 FITTED_WITH = ", which the band was fitted with"  # why a column is needed
 PREDICTED = ", which the band predicts, and which is needed here"

@@ -1,6 +1,6 @@
 """Tables in files, read and written batch by batch: CSV, Parquet and npz, by the suffix of the file.
 
-Cells of a CSV file stay text until `rows` converts them, so that columns which are only copied stay as they are.
+Cells of a CSV file stay text until `to_numbers` converts them: columns which are only copied stay as they are.
 """
 
 import csv
@@ -10,11 +10,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
+import torch
 
 from ..storage.atomic import atomic, writable
 from .errors import Refusal, Usage, check_file, near
@@ -22,6 +25,7 @@ from .output import join_names, progress_bar
 
 CSV_BLOCK_BYTES = 2**20
 BATCH_ROWS = 8192  # of the other formats
+MISSING_TEXTS = ("", "na", "n/a", "nan", "null", "none")
 
 
 @dataclass(frozen=True)
@@ -32,15 +36,10 @@ class Table:
     names: list[str]
     read: Callable[[list[str]], Iterable[pa.RecordBatch]]  # all rows of these columns, from the first row at each call
     n_rows: int | None = None  # None: unknown before the last row is read
-    arrays: Mapping[str, list[str]] = field(
-        default_factory=dict
-    )  # the columns that the name of an npz array stands for
+    arrays: Mapping[str, list[str]] = field(default_factory=dict)  # the columns of each npz array
 
     def batches(self, names: Sequence[str] = (), label: str | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield all rows, with all or the named columns, after the number of rows before them; at least one row.
-
-        Each call starts again at the first row. A progress bar is shown if it has a label.
-        """
+        """Yield the rows of all or the named columns, at least one, each batch after the number of rows before it."""
         n = 0
         with progress_bar(label, self.n_rows) as bar:
             try:
@@ -84,17 +83,65 @@ def open_table(path: Path) -> Table:
     return table
 
 
+def number_batches(table: Table, names: Sequence[str], dtype: torch.dtype, label: str) -> Iterator[np.ndarray]:
+    """Yield the named columns of all rows as checked numbers (b, len(names)), with a progress bar."""
+    for n_before, rows in table.batches(names, label):
+        yield to_numbers(rows, names, table.path, n_before, dtype=dtype)
+
+
+def to_numbers(
+    rows: pa.RecordBatch,
+    names: Sequence[str],
+    path: Path,
+    n_before: int = 0,
+    allow_missing: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> np.ndarray:  # (b, len(names))
+    """Convert columns to float64; all must be finite, also in `dtype`, but for empty cells with `allow_missing`."""
+    numbers = np.empty((len(rows), len(names)))
+    bad_cells: list[tuple[int, str, str, str]] = []  # row, column, what it holds, what to do
+    for j, name in enumerate(names):
+        column = rows.column(name)
+        values = _to_floats(column)
+        if values is None:
+            row = next(i for i in range(len(column)) if _to_floats(column[i : i + 1]) is None)
+            text = f"text ({str(column[row].as_py())[:40]!r})"
+            what = text if _is_text(column.type) else f"values of type {column.type}"
+            bad_cells.append((row, name, what, "numbers are expected"))
+            continue
+        wrong = (np.abs(values) > torch.finfo(dtype).max) | (np.isnan(values) & (not allow_missing))
+        if wrong.any():
+            row = int(wrong.argmax())
+            what = _describe_value(values[row], column[row].as_py(), dtype)
+            bad_cells.append((row, name, what, "remove or impute such rows"))
+        numbers[:, j] = values
+    if bad_cells:
+        row, name, what, advice = min(bad_cells)  # the first row; rows are counted from 1
+        raise Refusal(f"{path}: column {name!r} holds {what} in row {n_before + row + 1}; {advice}")
+    return numbers
+
+
+def group_values(column: pa.Array) -> list[Any]:
+    """Return the cells, None where missing; text becomes numbers where all of it can."""
+    cells: list[Any] = column.to_pylist()
+    if not _is_text(column.type):
+        return cells
+    if (values := _to_floats(column)) is not None:
+        return [None if np.isnan(value) else value for value in values.tolist()]
+    return [None if cell is None or cell.strip().lower() in MISSING_TEXTS else cell for cell in cells]
+
+
 def write_table(path: Path, batches: Iterable[pa.RecordBatch], force: bool) -> None:
     """Write rows, at least one, as they come; the file appears at the end. Rows for npz are held in memory."""
     with atomic(path, overwrite=force) as temporary:
         WRITERS[path.suffix.lower()](temporary, batches)
 
 
-def check_output(path: Path, force: bool, suffixes: Iterable[str], inputs: Sequence[Path | None] = ()) -> None:
+def check_output(path: Path, force: bool, suffixes: Iterable[str], inputs: Sequence[Path] = ()) -> None:
     """Check before any work that the file can and may be written, and that it is not one that the command reads."""
     if path.suffix.lower() not in suffixes:
         raise Usage(f"--out {path}: the name must end in {' or '.join(suffixes)}")
-    if any(read is not None and path.exists() and read.exists() and path.samefile(read) for read in inputs):
+    if any(path.exists() and read.exists() and path.samefile(read) for read in inputs):
         raise Usage(f"--out {path} is a file that the command reads: give another name")
     if path.is_file() and not force:
         raise Refusal(f"{path} exists already: give --force to replace it, or another --out")
@@ -102,6 +149,37 @@ def check_output(path: Path, force: bool, suffixes: Iterable[str], inputs: Seque
         writable(path)
     except OSError as error:
         raise Refusal(f"--out: {error}") from error
+
+
+def _describe_value(value: float, cell: Any, dtype: torch.dtype) -> str:
+    if np.isinf(value):
+        return "an infinite value"
+    if not np.isnan(value):
+        return f"a value ({value:g}) that is too large for the network's {str(dtype).removeprefix('torch.')}"
+    if not isinstance(cell, str):
+        return "a missing value"
+    return f"a missing value ({cell!r})" if cell else "a missing value (an empty cell)"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
+
+
+def _to_floats(column: pa.Array) -> np.ndarray | None:
+    """Convert a column to float64, NaN where a cell is missing; None where that is not possible."""
+    if pa.types.is_temporal(column.type):
+        return None
+    try:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
+        elif _is_text(column.type):
+            column = pc.utf8_trim_whitespace(column)
+            column = pc.if_else(pc.is_in(pc.utf8_lower(column), pa.array(MISSING_TEXTS)), None, column)
+        return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    except pa.ArrowException:
+        return None
 
 
 def _open_csv(path: Path) -> Table:

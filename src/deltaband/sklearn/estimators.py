@@ -91,7 +91,15 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             TypeError: If the estimator does not contain a network for regression.
             ValueError: If a setting is wrong, or the estimator predicts something other than its network's outputs.
         """
-        self._check_settings()
+        network = find_network(self.estimator)
+        self._new_band(nn.PReLU(), self.damping)  # any module will do; this one draws no random numbers
+        parse_levels(self.level)
+        share: Any = self.calibration
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) < 1:
+            raise ValueError(f"calibration must be the share of the rows to hold out, from 0 to below 1, got {share!r}")
+        if share and network.frozen:
+            why = "calibration holds rows out of the training, but a frozen network is trained already"
+            raise ValueError(f"{why}: leave it at 0, fit, and call calibrate(X, y) with rows not used in training")
         validate_data(self, X, y, skip_check_array=True)  # the estimator checks the rest of X
         X, y = indexable(X, _check_targets(y))
         held_out: tuple[Any, ...] = ()
@@ -99,7 +107,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             parts = train_test_split(X, y, test_size=self.calibration, random_state=self.random_state)
             X, y, held_out = parts[0], parts[2], (parts[1], parts[3])
         estimator = clone(self.estimator)
-        if not find_network(estimator).steps and issparse(X):
+        if issparse(X) and not network.steps:
             raise TypeError("X is sparse, which the network cannot take: give X.toarray(), or a Pipeline that does it")
         estimator.fit(X, y)
         prediction = _predict(estimator, X)
@@ -114,7 +122,11 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if held_out:  # the calibration makes up for it
                 warnings.simplefilter("ignore", UnreliableFormulaWarning)
             band.fit(inputs, network.to_network(y), progress=False)
-        _check_same(prediction, network.to_units(_columns(band.predict_mean(inputs))).reshape(prediction.shape))
+        outputs = network.to_units(_columns(band.predict_mean(inputs))).reshape(prediction.shape)
+        tolerance = RELATIVE_TOLERANCE * (np.abs(outputs) + np.ptp(prediction, axis=0))
+        if not (np.abs(prediction - outputs) <= tolerance).all():
+            why = "has a skorch regressor a predict_nonlinearity, or a predict of its own?"
+            raise ValueError(f"the estimator predicts something other than its network's outputs: {why}")
         self.estimator_, self.band_, self.noise_std_ = estimator, band, band.noise_std_
         return self.calibrate(*held_out) if held_out else self
 
@@ -192,18 +204,6 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _new_band(self, module: nn.Module, damping: float | None) -> PredictionIntervals:
         settings: dict[str, Any] = {"weight_decay": self.weight_decay, "engine": self.engine, "memory": self.memory}
         return PredictionIntervals(module, damping=damping, **settings)
-
-    def _check_settings(self) -> None:
-        """Raise if a setting is wrong, before the training."""
-        network = find_network(self.estimator)
-        self._new_band(nn.PReLU(), self.damping)  # any module will do; this one draws no random numbers
-        parse_levels(self.level)
-        share = self.calibration
-        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share < 1:
-            raise ValueError(f"calibration must be the share of the rows to hold out, from 0 to below 1, got {share!r}")
-        if share and network.frozen:
-            why = "calibration holds rows out of the training, but a frozen network is trained already"
-            raise ValueError(f"{why}: leave it at 0, fit, and call calibrate(X, y) with rows not used in training")
 
     def _check_inputs(self, X: Any) -> None:
         check_is_fitted(self)
@@ -285,10 +285,3 @@ def _predict(estimator: Any, X: Any) -> np.ndarray:  # (n,), or (n, m) for sever
 
 def _columns(values: np.ndarray) -> np.ndarray:  # (n,) or (n, m) -> (n, m)
     return values.reshape(len(values), -1)
-
-
-def _check_same(predicted: np.ndarray, outputs: np.ndarray) -> None:
-    """Raise if a regressor predicts something other than the outputs of its network."""
-    if not (np.abs(predicted - outputs) <= RELATIVE_TOLERANCE * (np.abs(outputs) + np.ptp(predicted, axis=0))).all():
-        why = "has a skorch regressor a predict_nonlinearity, or a predict of its own?"
-        raise ValueError(f"the estimator predicts something other than its network's outputs: {why}")

@@ -73,9 +73,7 @@ class WrappedNetwork:
         line = np.linspace(values[0], values[-1], GRID_POINTS)
         if not (np.abs(values - line) <= RELATIVE_ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
             why = "a standard deviation keeps its meaning only under an affine transform of the target"
-            raise ValueError(
-                f"{why}, such as StandardScaler; use predict_interval, whose bounds follow any monotone one"
-            )
+            raise ValueError(f"{why}; use predict_interval, whose bounds follow any monotone one")
         return std.astype(np.float64) * np.abs((values[-1] - values[0]) / (high - low))
 
     def module(self) -> nn.Module:
@@ -92,11 +90,7 @@ class WrappedNetwork:
             raise ValueError(f"{shapes}, each against every other: give y.reshape({'-1, 1' if y.ndim == 1 else '-1'})")
 
     def damping(self, n_rows: int, n_outputs: int) -> float | None:
-        """Return λ where it follows from the training.
-
-        For skorch that is a squared loss with one coupled weight decay. The numbers of rows and batches are those of
-        the last epoch, since skorch holds some rows out by default.
-        """
+        """Return λ where it follows from the training; for skorch from a squared loss and one coupled weight decay."""
         if isinstance(self.network, MLPRegressor):
             return mlp.damping(self.network, n_rows)
         criterion, optimizer = (getattr(self.network, name, None) for name in ("criterion_", "optimizer_"))
@@ -105,6 +99,7 @@ class WrappedNetwork:
         decays = {float(group["weight_decay"]) for group in optimizer.param_groups} - {0.0}
         if len(decays) != 1 or any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
             return None
+        # the rows and batches of the last epoch, since skorch holds some rows out by default
         batches = self.network.history[-1]["batches"] if len(self.network.history) else []
         sizes = [batch["train_batch_size"] for batch in batches if "train_batch_size" in batch]
         factor = {"mean": (sum(sizes) or n_rows) * n_outputs, "sum": len(sizes)}.get(criterion.reduction)
