@@ -62,5 +62,6 @@ Seed = Annotated[int, Option(min=0, help="Seed for drawing the rows of --calibra
 EngineText = Annotated[str, Option("--engine", metavar="NAME[:KEY=VALUE,…]", help=ENGINES)]
 Memory = Annotated[str | None, Option(metavar="SIZE", help=MEMORY)]
 Level = Annotated[list[float] | None, Option("--level", metavar="LEVEL", help=LEVEL)]
+By = Annotated[list[str] | None, Option(metavar="COLUMN", help="Show coverage by this column too; may be repeated.")]
 Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
 Json = Annotated[bool, Option("--json", help="Print JSON; numbers that are not finite become null.")]

@@ -11,7 +11,7 @@ import torch
 import typer
 
 from .. import metrics, storage
-from ..results import Intervals, parse_levels
+from ..results import Intervals, level_name, parse_levels
 from ..storage.atomic import atomic
 from . import options
 from .errors import Refusal, Usage, check_file
@@ -58,7 +58,7 @@ def predict(
     loaded = load_band(band, model, trust, features, target)
     inputs = source.select(loaded.features, FITTED_WITH)
     suffixes = [""] if len(loaded.targets) == 1 else [f"_{name}" for name in loaded.targets]
-    bounds = [f"{side}_{_percent(each)}" for each in levels for side in ("lower", "upper")]
+    bounds = [f"{side}_{level_name(each)}" for each in levels for side in ("lower", "upper")]
     added = [f"{name}{suffix}" for suffix in suffixes for name in ["prediction", *bounds]]
     if taken := next((name for name in added if name in source.names), None):
         raise Refusal(f"{data} has a column {taken!r} already: rename or drop it")
@@ -150,9 +150,7 @@ def report(
     band: options.BandFile,
     data: options.Data,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
-    by: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Show coverage by this column too; may be repeated.")
-    ] = None,
+    by: options.By = None,
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
     model: options.SavedModel = None,
     level: Annotated[float, typer.Option(metavar="LEVEL", help="Between 0 and 1.")] = 0.95,
@@ -184,9 +182,9 @@ def report(
     y = to_numbers(rows, loaded.targets, data)
     columns = {name: group_values(rows.column(name)) for name in groups} or None
     settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
+    about: dict[str, Any] = {"columns": columns, "outputs": loaded.targets, "title": title, "settings": settings}
     with user_output_to_stderr():
-        names = loaded.targets
-        html = page(loaded.band, x, y, level=level, columns=columns, outputs=names, title=title, settings=settings)
+        html = page(loaded.band, x, y, level=level, **about)
     with atomic(out, overwrite=force) as temporary:
         temporary.write_text(html, encoding="utf-8")
     print_result({"out": out, "rows": len(y), "by": groups}, f"{len(y):,} rows in {out}", as_json)
@@ -199,13 +197,9 @@ def _check_levels(given: Sequence[float] | None) -> tuple[float, ...]:
         levels = parse_levels(given)
     except ValueError:
         raise Usage(f"--level must be between 0 and 1 (0.95 for 95 %), got {shown}") from None
-    if len(set(map(_percent, levels))) < len(levels):
+    if len(set(map(level_name, levels))) < len(levels):
         raise Usage(f"--level: some of {shown} are the same")
     return levels
-
-
-def _percent(level: float) -> str:
-    return f"{100 * level:.10g}"
 
 
 def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> Intervals:
