@@ -1,17 +1,14 @@
 """Two other methods for intervals, for comparison: Monte-Carlo dropout and deep ensembles.
 
 Both give ŷ ± z·√(v + noise_std²), with z the normal quantile of the level, ŷ and v the mean and the population variance
-of T stochastic passes (`MCDropout`) or of M networks (`DeepEnsemble`). Unlike `PredictionIntervals` they need a network
-trained with dropout, or several trainings. Nothing guarantees their coverage.
+of T stochastic passes or of M networks. Nothing guarantees their coverage.
 """
-
-from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -32,7 +29,7 @@ from .validation import check_finite, check_non_negative, is_whole_number
 _GENERATORS_LOCK = threading.RLock()
 
 
-class _Gaussian:
+class _Gaussian(ABC):
     """Intervals ŷ ± z·√(v + noise_std²) from the moments ŷ and v of a subclass."""
 
     def __init__(self, noise_std: float | None) -> None:
@@ -60,25 +57,23 @@ class _Gaussian:
 
         Raises:
             NotFittedError: If the noise is not known.
-            ValueError: If a level is not between 0 and 1, or a number is not finite.
         """
+        from scipy.special import ndtri
+
         levels, noise_std = parse_levels(level), self.noise_std_
         X = Inputs.of(x)
         X.check_finite()
         mean, variance, dtype = self._moments(X)
-
-        from scipy.special import ndtri
-
         half = np.sqrt(variance + noise_std**2)[:, None] * ndtri((1 + np.array(levels)) / 2)  # (n, levels)
-        lower, upper = mean[:, None] - half, mean[:, None] + half
+        bounds = [mean[:, None] - half, mean[:, None] + half]
         if np.ndim(level) == 0:
-            lower, upper = lower[:, 0], upper[:, 0]
-        mean, lower, upper = (like(x, part, dtype) for part in (mean, lower, upper))
+            bounds = [bound[:, 0] for bound in bounds]
+        mean, lower, upper = (like(x, part, dtype) for part in (mean, *bounds))
         return Intervals(mean, lower, upper, levels[0] if np.ndim(level) == 0 else levels)
 
+    @abstractmethod
     def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
         """Return ŷ and v, both (n,) in float64, and the network's precision."""
-        raise NotImplementedError
 
 
 class MCDropout(_Gaussian):
@@ -87,20 +82,16 @@ class MCDropout(_Gaussian):
         ŷ = mean ŷₜ,    v = mean (ŷₜ − ŷ)²,    noise_std² = 1/τ
 
     Only modules such as nn.Dropout are stochastic; everything else, BatchNorm too, is in eval mode. F.dropout in a
-    `forward`, and the dropout inside nn.LSTM or nn.MultiheadAttention, stay off.
+    `forward`, and the dropout inside nn.LSTM or nn.MultiheadAttention, stay off. The model is never changed.
 
-    The model is never changed: a private copy does the work. A call seeds torch's generator and restores it, so the
-    same rows get the same intervals each time. Calls from several threads wait for each other; a thread that draws
-    from torch's global generator in the meantime takes some of their numbers, and both results change.
+    A call seeds torch's generator and restores it, so the same rows get the same intervals each time. Calls from
+    several threads wait for each other; a thread that draws from the global generator meanwhile changes both results.
 
     Args:
         model: A regression network with one output, trained with dropout modules.
         noise_std: The standard deviation of the noise; without it, call `fit` on held-out rows.
         passes: The number T of stochastic passes.
         seed: Seed for the dropout masks.
-
-    Raises:
-        ValueError: If the model has no dropout module with p > 0, or a number is out of range.
     """
 
     def __init__(self, model: nn.Module, *, noise_std: float | None = None, passes: int = 10000, seed: int = 0) -> None:
@@ -114,8 +105,6 @@ class MCDropout(_Gaussian):
     def fit(self, x: Any, y: Any, *, noise_stds: Sequence[float] | None = None) -> Self:
         """Choose the noise_std of highest `log_likelihood` on held-out rows; it replaces the one given.
 
-        To choose a dropout rate, train a network with each and compare their likelihoods.
-
         Args:
             x: The inputs of held-out rows.
             y: Their targets, (n,) or (n, 1).
@@ -123,9 +112,6 @@ class MCDropout(_Gaussian):
 
         Returns:
             The object itself.
-
-        Raises:
-            ValueError: If there are no rows, or all targets are equal and no candidates are given.
         """
         if noise_stds is None:
             scale = float(_held_out(x, y)[1].std(correction=0))
@@ -139,6 +125,8 @@ class MCDropout(_Gaussian):
     def log_likelihood(self, x: Any, y: Any, noise_stds: float | Sequence[float]) -> np.ndarray:  # (noise_stds,)
         """Return Gal's predictive log-likelihood, the mean over rows of log (1/T Σₜ N(y; ŷₜ, noise_std²)).
 
+        To choose a dropout rate, train a network with each and compare their likelihoods.
+
         Args:
             x: The inputs of held-out rows.
             y: Their targets, (n,) or (n, 1).
@@ -146,9 +134,6 @@ class MCDropout(_Gaussian):
 
         Returns:
             One number per standard deviation.
-
-        Raises:
-            ValueError: If a standard deviation is not positive and finite, or there are no rows.
         """
         sigma = np.atleast_1d(np.asarray(noise_stds, dtype=np.float64))
         if sigma.ndim != 1 or not sigma.size or not np.all((sigma > 0) & np.isfinite(sigma)):
@@ -183,16 +168,11 @@ class DeepEnsemble(_Gaussian):
 
         ŷ = mean ŷₘ,    v = mean (ŷₘ − ŷ)²
 
-    The networks are never changed: private copies in eval mode do the work, and `predict` can be called from several
-    threads.
+    The networks are never changed, and `predict` can be called from several threads.
 
     Args:
         models: At least two regression networks with one output, each trained on its own.
         noise_std: The standard deviation of the noise; without it, call `fit` on held-out rows.
-
-    Raises:
-        TypeError: If `models` is one network.
-        ValueError: If there are fewer than two networks, or one is in the list twice.
     """
 
     def __init__(self, models: Sequence[nn.Module], *, noise_std: float | None = None) -> None:
@@ -209,8 +189,7 @@ class DeepEnsemble(_Gaussian):
     def fit(self, x: Any, y: Any) -> Self:
         """Set noise_std² to the mean squared error of single networks on held-out rows; it replaces the one given.
 
-        Where the networks were trained on all data, no rows are left for this: give as `noise_std` the validation error
-        of a network that was trained on a part of them, as the paper's code does.
+        Without held-out rows, give as `noise_std` the validation error of a network that was trained on a part of them.
 
         Args:
             x: The inputs of held-out rows.
@@ -218,9 +197,6 @@ class DeepEnsemble(_Gaussian):
 
         Returns:
             The object itself.
-
-        Raises:
-            ValueError: If there are no rows, or an output is not finite.
         """
         X, targets = _held_out(x, y)
         self._noise_std = float(np.sqrt(np.mean((self._outputs(X)[0] - targets.numpy()) ** 2)))
@@ -248,7 +224,7 @@ class DeepEnsemble(_Gaussian):
 
 
 def _network(model: nn.Module) -> Network:
-    """The model as a function. No gradients are taken here, so a frozen one will do: a twin of it is thawed."""
+    """Return the model as a function; of a frozen one a copy is thawed, since no gradients are taken here."""
     model = unwrap(model)
     if not any(w.requires_grad for w in model.parameters()):
         model = eval_copy(model)
@@ -260,9 +236,9 @@ def _network(model: nn.Module) -> Network:
 def _dropouts(network: Network) -> list[_DropoutNd]:
     modules = [module for module in network.eval_copy.modules() if isinstance(module, _DropoutNd) and module.p > 0]
     if not modules:
+        no_dropout = "the model has no dropout module (such as nn.Dropout) with p > 0"
         raise ValueError(
-            "the model has no dropout module (nn.Dropout and its kin) with p > 0, so nothing in it is stochastic and "
-            "the intervals would all be of one width: MCDropout is for networks trained with dropout"
+            f"{no_dropout}, so nothing in it is stochastic: MCDropout is for networks trained with dropout"
         )
     return modules
 
@@ -285,15 +261,12 @@ def _passes(network: Network, X: Inputs, passes: int) -> Iterator[tuple[slice, T
         repeats = max(1, at_once // len(x))
         for done in range(0, passes, repeats):
             t = min(repeats, passes - done)
-            y = network.evaluate(x.map(partial(_repeated, times=t))).reshape(t, len(x))
+            repeated = x.map(lambda part: torch.cat([part] * t))  # noqa: B023 - called at once
+            y = network.evaluate(repeated).reshape(t, len(x))
             if not reached:
                 raise ValueError("the model has dropout modules, but its forward does not pass through any of them")
             check_finite(y.T, "the network's outputs", first, ADVICE)
             yield rows, y.cpu().double()
-
-
-def _repeated(x: Tensor, times: int) -> Tensor:
-    return x.repeat(times, *[1] * (x.ndim - 1))
 
 
 def _check_single(network: Network, X: Inputs) -> None:

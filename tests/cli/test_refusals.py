@@ -215,13 +215,15 @@ def test_networks_that_are_none_are_refused(refused):
     assert refused(2, "must name a module, not a file: network:make", *fit(*WD, network_make="./network.py:make"))
     assert refused(
         1,
-        "must be callable without arguments: missing a required argument: 'size'",
+        "network:asking raised TypeError: .*missing 1 required positional argument: 'size'",
         *fit(*WD, network_make="network:asking"),
     )
-    assert refused(1, "returned int; a torch.nn.Module is expected", *fit(*WD, network_make="network:number"))
+    assert refused(
+        1, "network:number gives int; a torch.nn.Module is expected", *fit(*WD, network_make="network:number")
+    )
     assert refused(
         1,
-        "is NoneType; a function that returns a torch.nn.Module is expected",
+        "gives NoneType; a torch.nn.Module is expected, or a function without arguments that returns one",
         *fit(*WD, network_make="network:__doc__"),
     )
     assert refused(
@@ -256,8 +258,8 @@ def test_weights_that_are_none_are_refused(refused, folder):
     assert refused(1, "junk.pt", *fit(*WD, w_pt="junk.pt"))
     assert refused(1, "junk.safetensors could not be read", *fit(*WD, w_pt="junk.safetensors"))
     assert refused(1, "is not a state dict: its entry 'epoch' is not a tensor", *fit(*WD, w_pt="checkpoint.pt"))
-    assert refused(1, "few.pt has no '0.bias'", *fit(*WD, w_pt="few.pt"))
-    assert refused(1, "it has no '3.bias'", *fit(*WD, w_pt="many.pt"))
+    assert refused(1, r"'0.bias' is missing in few.pt and \(8,\) in the network", *fit(*WD, w_pt="few.pt"))
+    assert refused(1, r"'3.bias' is \(1,\) in many.pt and missing in the network", *fit(*WD, w_pt="many.pt"))
 
 
 def test_options_that_make_no_sense_are_refused(refused):

@@ -1,6 +1,7 @@
 """Tables in files: what is read is what was written, some rows at a time, and bad cells are named."""
 
 import io
+import tempfile
 import zipfile
 from dataclasses import replace
 
@@ -11,12 +12,11 @@ import pytest
 import torch
 
 from deltaband import Exact, ImportantDirections, Nystrom, RandomProjection
-from deltaband.cli import rows as rows_module
-from deltaband.cli import tables
+from deltaband.cli import fit, tables
 from deltaband.cli.engines import engine, nbytes
 from deltaband.cli.errors import Refusal
-from deltaband.cli.rows import StoredRows, group_values, number_batches, row_store, store_rows, to_numbers
-from deltaband.cli.tables import open_table, table_writer
+from deltaband.cli.fit import StoredRows, store_rows
+from deltaband.cli.tables import group_values, number_batches, open_table, to_numbers, write_table
 from deltaband.engines import registered_engines
 
 FRAME = pd.DataFrame({"a": np.arange(25) / 7, "file": np.arange(25), "text": [f'"{i}", and\nmore' for i in range(25)]})
@@ -27,9 +27,7 @@ def path(request, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CSV_BLOCK_BYTES", 200)  # so that there are several
     monkeypatch.setattr(tables, "BATCH_ROWS", 10)
     path = tmp_path / f"table{request.param}"
-    with table_writer(path, force=False) as write:
-        for batch in pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7):
-            write(batch)
+    write_table(path, pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7), force=False)
     return path
 
 
@@ -40,23 +38,23 @@ def test_a_table_is_read_as_it_was_written(path):
     for _ in range(2):  # again from the first row
         batches = list(table.batches())
         assert len(batches) > 1
-        read = pa.Table.from_batches(batches)
+        read = pa.Table.from_batches(batch for _, batch in batches)
         assert read.column("text").to_pylist() == FRAME.text.to_list()
-        first = 0
-        for batch in batches:
+        n_before = 0
+        for first, batch in batches:
+            assert first == n_before
             expected = FRAME[["file", "a"]].to_numpy()[first : first + len(batch)]
             np.testing.assert_array_equal(to_numbers(batch, ["file", "a"], path, first), expected)
-            first += len(batch)
-        assert first == 25
-    assert next(table.batches(["text", "a"])).schema.names == ["text", "a"]
+            n_before += len(batch)
+        assert n_before == 25
+    assert next(table.batches(["text", "a"]))[1].schema.names == ["text", "a"]
 
 
 @pytest.mark.parametrize("bytes_in_memory", [2**20, 100], ids=["memory", "file"])
 def test_stored_rows_can_be_iterated_again_and_in_parts(path, bytes_in_memory, monkeypatch):
-    monkeypatch.setattr(rows_module, "MAX_BYTES_IN_MEMORY", bytes_in_memory)
-    monkeypatch.setattr(rows_module, "BATCH_ROWS", 4)
+    monkeypatch.setattr(fit, "BATCH_ROWS", 4)
     batches = number_batches(open_table(path), ["a", "file"], torch.float32, "reading")
-    with row_store() as file:
+    with tempfile.SpooledTemporaryFile(bytes_in_memory) as file:
         assert store_rows(file, batches) == 25
         check_stored(StoredRows(file, 1, 1, torch.float32, None, np.ones(25, dtype=bool)))
 
@@ -205,7 +203,7 @@ def test_arrays_are_the_same_in_either_order_and_of_any_kind(tmp_path, monkeypat
         table = open_table(tmp_path / "t.npz")
         assert table.names == ["X0", "X1", "y"]
         assert (table.select(["X"]), table.select(["X1,y"])) == (["X0", "X1"], ["X1", "y"])
-        read = [to_numbers(rows, ["y", "X0", "X1"], tmp_path) for rows in table.batches()]
+        read = [to_numbers(rows, ["y", "X0", "X1"], tmp_path) for _, rows in table.batches()]
         assert [len(each) for each in read] == [4, 4, 3]
         np.testing.assert_array_equal(np.concatenate(read), np.column_stack([X[:, 0], X]))
 

@@ -1,7 +1,5 @@
 """The command line: `deltaband`, or `python -m deltaband.cli`. It needs the extra `cli`; no other module imports it."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import traceback
@@ -26,29 +24,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 refused or failed, 2 wrong options, 130 interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if missing := [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]:
-        return _fail(f"missing {' and '.join(missing)}: pip install 'deltaband[cli]'", 1)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"] or ["--help"]
-    from .app import run
-
     try:
+        if missing := [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]:
+            raise Refusal(f"missing {' and '.join(missing)}: pip install 'deltaband[cli]'")
+        from .app import run
+
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(
                 f"deltaband: warning: {' '.join(str(message).split())}", file=sys.stderr
             )
             warnings.simplefilter("default", DeltabandWarning)
             warnings.simplefilter("ignore", FutureWarning)  # torch's, for its own developers
-            return run(words)
+            return run([word for word in words if word != "--debug"] or ["--help"])
     except KeyboardInterrupt:
         print("deltaband: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as error:
-        if debug:
+        if "--debug" in words:
             traceback.print_exc()
-        return _fail(one_line(error), error.code if isinstance(error, Refusal) else 1)
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"deltaband: error: {strip_control_characters(message)}", file=sys.stderr)
-    return code
+        print(f"deltaband: error: {strip_control_characters(one_line(error))}", file=sys.stderr)
+        return error.code if isinstance(error, Refusal) else 1

@@ -1,7 +1,5 @@
 """The commands, registered with typer, which reads the options."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -54,12 +52,10 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
-        message = getattr(error, "format_message", None)  # errors of typer itself, in whichever module it keeps them
-        if message is None:
+        if not hasattr(error, "format_message"):  # only errors of typer have it, in whichever module it keeps them
             raise
-        context = getattr(error, "ctx", None)
-        path = "deltaband" if context is None else context.command_path
-        raise Usage(f"{message().rstrip('.')}; see {path} --help") from error
+        path = getattr(getattr(error, "ctx", None), "command_path", "deltaband")
+        raise Usage(f"{error.format_message().rstrip('.')}; see {path} --help") from error
     if code == 130:  # newer versions return the code of an interrupt
         raise KeyboardInterrupt
     return int(code or 0)

@@ -1,11 +1,8 @@
 """A tour of deltaband in a minute: the command `deltaband demo`."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -41,12 +38,18 @@ def demo(
     """
     if missing := [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]:
         raise Refusal(f"missing {' and '.join(missing)}: pip install 'deltaband[plots,sklearn]'")
+    import scipy.linalg  # noqa: F401 - threadpoolctl limits the libraries that are loaded by now
+    from matplotlib.figure import Figure
+    from threadpoolctl import threadpool_limits  # comes with scikit-learn
+
     out.mkdir(parents=True, exist_ok=True)
-    pictures, scores = [out / "gap.png", out / "diabetes.png"], []
-    with _one_thread():
-        for make, draw, path in zip((gap, diabetes), (_draw_gap, _draw_diabetes), pictures, strict=True):
-            problem = make(steps)
-            draw(problem, path)  # before the engines are timed: torch has warmed up then
+    pictures, scores = [], []
+    with threadpool_limits(1):  # matrices this small gain nothing from a second core, and lose minutes where it is busy
+        for make, draw, size in ((gap, _draw_gap, (8, 4.2)), (diabetes, _draw_diabetes, (12, 4.5))):
+            problem, figure = make(steps), Figure(figsize=size, layout="constrained")
+            draw(problem, figure)  # before the engines are timed: torch has warmed up then
+            pictures.append(out / f"{problem.name}.png")
+            figure.savefig(pictures[-1], dpi=160)
             scores += compare(problem)
     table = format_table([dict(zip(HEADER, score.values(), strict=True)) for score in scores])
     text = f"{table}\n\nsaved {' and '.join(map(str, pictures))}"
@@ -72,10 +75,7 @@ class Problem(NamedTuple):
 
 
 def gap(steps: int = TRAINING_STEPS) -> Problem:
-    """Train on a noisy wave that has no rows between −1 and 1.
-
-    Smooth units and a small weight decay leave the network free in the gap, and the band shows it.
-    """
+    """Train smooth units with a small weight decay on a noisy wave without rows in [−1, 1]: there they are free."""
     rng = np.random.default_rng(0)
 
     def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -92,8 +92,7 @@ def diabetes(steps: int = TRAINING_STEPS) -> Problem:
     from sklearn.datasets import load_diabetes
 
     x, y = load_diabetes(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(y))
-    train, test = order[:331], order[331:]
+    train, test = np.split(np.random.default_rng(0).permutation(len(y)), [331])
     x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
     y = (y - y[train].mean()) / y[train].std()
     # With so much noise, a tenth of this decay would leave p* ≈ n: no degrees of freedom to estimate the noise.
@@ -108,45 +107,27 @@ def compare(problem: Problem) -> list[dict[str, Any]]:
         start = time.perf_counter()
         band = problem.fit(engine)
         intervals = band.predict(problem.x_test)
-        seconds = time.perf_counter() - start
+        last = {"effective_parameters": band.effective_parameters_, "seconds": time.perf_counter() - start}
         measured = {metric.__name__: metric(problem.y_test, intervals) for metric in METRICS}
-        score = {"data": problem.name, "engine": repr(engine), **measured}
-        scores.append({**score, "effective_parameters": band.effective_parameters_, "seconds": seconds})
+        scores.append({"data": problem.name, "engine": repr(engine), **measured, **last})
     return scores
 
 
-def _draw_gap(problem: Problem, path: Path) -> None:
-    from matplotlib.figure import Figure
-
+def _draw_gap(problem: Problem, figure: Any) -> None:
     grid = np.linspace(-3.5, 3.5, 401)
     intervals = problem.fit(Exact()).predict(grid[:, None], level=[0.5, 0.95])
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
     ax = figure.add_subplot(xlabel="x", ylabel="y")
     plots.band(grid, intervals, data=(problem.x, problem.y), truth=(grid, np.sin(1.6 * grid)), ax=ax)
     ax.annotate("", (-1, -2.1), (1, -2.1), arrowprops={"arrowstyle": "<->", "color": plots.GREY})
     ax.text(0, -2.17, "no data here", ha="center", va="top", color=plots.GREY)
     ax.set_ylim(-2.5, 2.1)
-    figure.savefig(path, dpi=160)
 
 
-def _draw_diabetes(problem: Problem, path: Path) -> None:
-    from matplotlib.figure import Figure
-
+def _draw_diabetes(problem: Problem, figure: Any) -> None:
     exact, sketch = problem.fit(Exact()), problem.fit(ImportantDirections(problem.rank))
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     plots.sorted_by_width(problem.y_test, exact.predict(problem.x_test), ax=left)
     plots.spectra(sketch.spectrum(), exact.spectrum(), ax=right).set_title(f"ImportantDirections, rank {problem.rank}")
-    figure.savefig(path, dpi=160)
-
-
-def _one_thread() -> AbstractContextManager[object]:
-    """Use one thread: matrices this small gain nothing from a second core, and lose minutes where it is busy."""
-    # scikit-learn installs threadpoolctl, which limits the libraries that are loaded by now: hence SciPy.
-    import scipy.linalg  # noqa: F401
-    from threadpoolctl import threadpool_limits
-
-    return threadpool_limits(1)
 
 
 def _train(
@@ -161,8 +142,7 @@ def _train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
         optimiser.zero_grad()
-        loss = nn.functional.mse_loss(model(inputs).squeeze(1), targets)
-        torch.autograd.backward(loss)
+        torch.autograd.backward(nn.functional.mse_loss(model(inputs).squeeze(1), targets))
         optimiser.step()
         schedule.step()
     return model

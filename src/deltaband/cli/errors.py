@@ -1,9 +1,8 @@
 """Errors that the command line reports to the user in one line."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class Refusal(Exception):  # noqa: N818 - not a fault of the program
@@ -25,3 +24,11 @@ def near(name: str, known: Iterable[str]) -> str:
         folded = {each.casefold(): each for each in known}
         matches = [folded[each] for each in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)]
     return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def check_file(path: Path) -> Path:
+    """Return the path of an existing file."""
+    if not path.is_file():
+        folder = path.parent if path.parent.is_dir() else Path()
+        raise Refusal(f"there is no file {path}{near(path.name, [each.name for each in folder.iterdir()])}")
+    return path

@@ -1,19 +1,19 @@
 """Commands that read training rows: plan, fit."""
 
-from __future__ import annotations
-
 import itertools
+import json
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 import typer
-from torch import nn
+from torch import Tensor, nn
 
 from .. import storage
 from ..calibration.conformal import rows_needed
@@ -22,10 +22,11 @@ from ..intervals import PredictionIntervals
 from . import options
 from .engines import engine, nbytes
 from .errors import Refusal, Usage
-from .models import band_notes, load_network, network_dtype
-from .output import join_names, print_result, strip_control_characters, user_output_to_stderr, with_type
-from .rows import StoredRows, number_batches, row_store, store_rows
-from .tables import check_output, open_table
+from .models import load_network, network_dtype
+from .output import join_names, print_result, progress_bar, strip_control_characters, user_output_to_stderr, with_type
+from .tables import BATCH_ROWS, check_output, number_batches, open_table
+
+MAX_BYTES_IN_MEMORY = 2**27  # stored rows that take more go to a temporary file
 
 
 def plan(
@@ -60,13 +61,8 @@ def plan(
     with user_output_to_stderr():
         found = PredictionIntervals(rows.network, **settings).plan([(x, y)], n_rows=n_rows)
     engines = [
-        {
-            "engine": str(option),
-            "memory_bytes": option.nbytes,
-            "seconds": option.seconds,
-            "fits": option.nbytes <= found.memory,
-            "chosen": option is found.chosen,
-        }
+        {"engine": str(option), "memory_bytes": option.nbytes, "seconds": option.seconds}
+        | {"fits": option.nbytes <= found.memory, "chosen": option is found.chosen}
         for option in found.options
     ]
     sizes = {"rows": n_rows, "parameters": found.problem.n_parameters, "memory_bytes": found.memory}
@@ -120,16 +116,16 @@ def fit(
     if weight_decay is None and damping is None and calibration is None:
         raise Usage("give --weight-decay or --damping, or --calibration, which needs neither")
     held_out = _parse_calibration(calibration)
-    other_file = held_out if isinstance(held_out, Path) else None
-    check_output(out, force, [".band"], (train, weights, other_file, Path(model)))
-    other = None if other_file is None else open_table(other_file)
+    check_output(out, force, [".band"], [train, weights or train, Path(calibration or train), Path(model)])
+    other = open_table(held_out) if isinstance(held_out, Path) else None
     rows = _open_training_rows(train, target, features, model, weights, trust)
     if scale is not None and len(scale[0]) != len(rows.targets):
         raise Usage(f"--target-mean and --target-std: give one of each for every target, {len(rows.targets)}")
     if other is not None:
-        other_batches = number_batches(other, other.select(rows.columns), rows.dtype, f"checking {other.path.name}")
+        columns = other.select([*rows.features, *rows.targets])
+        other_batches = number_batches(other, columns, rows.dtype, f"checking {other.path.name}")
     band = PredictionIntervals(rows.network, **settings)
-    with row_store() as file, user_output_to_stderr():
+    with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as file, user_output_to_stderr():
         selected = np.zeros(store_rows(file, rows.batches), dtype=bool)  # for the calibration
         if isinstance(held_out, float):
             selected = np.random.default_rng(seed).random(len(selected)) < held_out
@@ -139,37 +135,77 @@ def fit(
             raise Refusal(f"{train} has no rows left for {'the fit' if selected.all() else 'calibration'}")
         stored = StoredRows(file, len(rows.features), len(rows.targets), rows.dtype, scale, ~selected)
         band.fit(stored, n_rows=stored.n_rows, progress=sys.stderr.isatty())
-        n_calibration = None if calibration is None else int(selected.sum())
-        if n_calibration is not None:
+        if calibration is not None:
             band.calibrate(replace(stored, selected=selected, progress_label="calibrating"), seed=seed)
-    if n_calibration is not None and n_calibration < rows_needed(0.95):
-        highest, needed = n_calibration / (n_calibration + 1), rows_needed(0.95)
+    n_calibration, needed = int(selected.sum()), rows_needed(0.95)
+    if calibration is not None and n_calibration < needed:
+        highest = n_calibration / (n_calibration + 1)
         warn(f"{n_calibration} calibration rows allow levels up to {highest:.3g}: 0.95 needs {needed} of them")
-    files = {"train": train.name} | ({} if calibration is None else {"calibration": calibration})
     megabytes = f"{storage.size(band, weights=True) / 1e6:,.4g} MB"
     if sys.stderr.isatty():
         print(f"writing {strip_control_characters(str(out))}, {megabytes}", file=sys.stderr)
-    notes = band_notes(model, rows.features, rows.targets, **files)
+    notes = {"model": model, "features": json.dumps(rows.features), "targets": json.dumps(rows.targets)}
+    notes |= {"train": train.name} | ({} if calibration is None else {"calibration": calibration})
     storage.save(band, out, weights=True, notes=notes, overwrite=force)
     result = {
         "out": out,
         "bytes": out.stat().st_size,
         "rows": band.n_rows_,
-        "calibration_rows": n_calibration,
+        "calibration_rows": None if calibration is None else n_calibration,
         "features": rows.features,
         "targets": rows.targets,
         "parameters": band.n_parameters_,
-        "damping": band.damping_,
-        "effective_parameters": band.effective_parameters_,
-        "noise_std": band.noise_std_,
+        **{name: getattr(band, f"{name}_") for name in ("damping", "effective_parameters", "noise_std")},
         "seconds": time.perf_counter() - start,
     }
-    columns = f"{', '.join(rows.targets)} from {join_names(rows.features)}"
-    print_result(result, f"{band.summary()}\nsaved {out}, {megabytes}: {columns}", as_json)
+    text = f"saved {out}, {megabytes}: {', '.join(rows.targets)} from {join_names(rows.features)}"
+    print_result(result, f"{band.summary()}\n{text}", as_json)
 
 
 @dataclass(frozen=True)
-class _TrainingRows:
+class StoredRows:
+    """Rows as numbers, read and checked once: batches `(x, y)` that can be iterated again and again."""
+
+    file: IO[bytes]  # (n, features + targets) float64
+    n_features: int
+    n_targets: int
+    dtype: torch.dtype  # of the network
+    scale: tuple[np.ndarray, np.ndarray] | None  # mean and standard deviation that targets were scaled with
+    selected: np.ndarray  # (n,) bool
+    progress_label: str | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.selected.sum())
+
+    def __iter__(self) -> Iterator[tuple[Tensor, np.ndarray]]:
+        width = self.n_features + self.n_targets
+        with progress_bar(self.progress_label, self.n_rows) as bar:
+            for start in range(0, len(self.selected), BATCH_ROWS):
+                self.file.seek(start * width * 8)
+                values = np.frombuffer(self.file.read(BATCH_ROWS * width * 8)).reshape(-1, width)
+                values = values[self.selected[start : start + BATCH_ROWS]]
+                x, y = values[:, : self.n_features], values[:, self.n_features :]
+                if self.scale is not None:
+                    y = (y - self.scale[0]) / self.scale[1]
+                if len(values):
+                    yield torch.from_numpy(x).to(self.dtype), y
+                bar.update(len(values))
+
+
+def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
+    """Append rows to a file and return how many there were."""
+    n = 0
+    for values in batches:
+        try:
+            file.write(values.tobytes())
+        except OSError as error:
+            raise Refusal(f"rows could not be stored in {tempfile.gettempdir()} (see TMPDIR): {error}") from error
+        n += len(values)
+    return n
+
+
+class _TrainingRows(NamedTuple):
     """The network and its training rows, of which only the first batch has been read."""
 
     network: nn.Module
@@ -179,10 +215,6 @@ class _TrainingRows:
     targets: list[str]
     first: np.ndarray  # (b, features + targets)
     batches: Iterator[np.ndarray]  # of all rows, the first batch included
-
-    @property
-    def columns(self) -> list[str]:
-        return [*self.features, *self.targets]
 
 
 def _open_training_rows(
@@ -200,32 +232,25 @@ def _open_training_rows(
     dtype = network_dtype(network)
     batches = number_batches(table, [*chosen, *targets], dtype, f"checking {path.name}")
     first = next(batches)
-    m = _count_outputs(network, torch.from_numpy(first[:2, : len(chosen)]).to(dtype), chosen)
-    if targets and m != len(targets):
-        raise Refusal(
-            f"the network returns {m} numbers per row, but the number of targets is {len(targets)}: "
-            f"{join_names(targets)}"
-        )
-    return _TrainingRows(network, m, dtype, chosen, targets, first, itertools.chain([first], batches))
-
-
-def _count_outputs(model: nn.Module, x: torch.Tensor, features: Sequence[str]) -> int:
-    """Return how many numbers the network returns per row; where it fails, the error names the columns."""
-    device = next((w.device for w in model.parameters()), None)
-    with torch.no_grad(), user_output_to_stderr():
-        try:
-            y = model(x.to(device))
-        except Exception as error:
-            given = f"{len(features)} features ({join_names(features)})"
-            raise Refusal(f"the network failed on {given}: {with_type(error)}; see --features") from error
-    if not isinstance(y, torch.Tensor):
+    device = next((w.device for w in network.parameters()), None)
+    try:
+        with torch.no_grad(), user_output_to_stderr():
+            y = network(torch.from_numpy(first[:2, : len(chosen)]).to(device, dtype))
+    except Exception as error:
+        given = f"{len(chosen)} features ({join_names(chosen)})"
+        raise Refusal(f"the network failed on {given}: {with_type(error)}; see --features") from error
+    if not isinstance(y, Tensor):
         raise Refusal(f"the network returns {type(y).__name__}: let the factory return one that picks the prediction")
-    return y[0].numel() if y.ndim else 1  # other problems are reported by the library
+    m = y[0].numel() if y.ndim else 1  # other problems are reported by the library
+    if targets and m != len(targets):
+        given = f"the number of targets is {len(targets)}: {join_names(targets)}"
+        raise Refusal(f"the network returns {m} numbers per row, but {given}")
+    return _TrainingRows(network, m, dtype, chosen, targets, first, itertools.chain([first], batches))
 
 
 def _check_settings(engine_text: str, memory: str | None, **settings: Any) -> dict[str, Any]:
     """Return the keywords of PredictionIntervals, checked before any file is read."""
-    settings["engine"], settings["memory"] = engine(engine_text), None if memory is None else nbytes(memory)
+    settings |= {"engine": engine(engine_text), "memory": None if memory is None else nbytes(memory)}
     try:
         PredictionIntervals(nn.PReLU(), **settings)  # any module will do
     except (TypeError, ValueError) as error:
@@ -235,12 +260,10 @@ def _check_settings(engine_text: str, memory: str | None, **settings: Any) -> di
 
 def _parse_calibration(text: str | None) -> float | Path | None:
     """Return the share of the rows to hold out, or the file that holds the calibration rows."""
-    if text is None:
-        return None
     try:
-        fraction = float(text)
+        fraction = None if text is None else float(text)
     except ValueError:
-        return Path(text)
-    if not 0 < fraction < 1:
+        return Path(str(text))
+    if fraction is not None and not 0 < fraction < 1:
         raise Usage(f"--calibration must be a file, or a fraction between 0 and 1, got {text}")
     return fraction

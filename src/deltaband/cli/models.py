@@ -1,115 +1,76 @@
 """The user's network, from the name of a factory or from a file, with its weights or with its band file."""
 
-from __future__ import annotations
-
 import importlib
-import inspect
 import json
 import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import storage
 from ..intervals import PredictionIntervals
-from .errors import Refusal, Usage, near
+from .errors import Refusal, Usage, check_file, near
 from .output import one_line, user_output_to_stderr, with_type
 
 
-@dataclass(frozen=True)
-class LoadedBand:
+class LoadedBand(NamedTuple):
     """The band in a file, with the names of its columns."""
 
     band: PredictionIntervals
+    dtype: torch.dtype  # of the network
     features: list[str]
     targets: list[str]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return network_dtype(self.band.model)
-
 
 def load_band(
-    path: Path,
-    model: str | None,
-    trust: bool,
-    features: Sequence[str] | None = None,
-    targets: Sequence[str] | None = None,
+    path: Path, model: str | None, trust: bool, features: Sequence[str] | None, targets: Sequence[str] | None
 ) -> LoadedBand:
     """Load a band file into the network that `model` names; column names are given only if the file has none."""
-    about = inspect_band(path)
-    notes = about["notes"]
+    about = storage.inspect(check_file(path))
     if about["kind"] != PredictionIntervals.__name__:
         raise Refusal(f"{path} holds {about['kind']}: the command line supports PredictionIntervals only")
     if model is None:
-        named = notes.get("model")
-        option = f"--model {named}" if named else "--model package.module:factory"
-        trusted = " --trust" if named and named.endswith(".pt2") else ""
-        fitted_with = f" it was fitted with, {named}" if named else ""
-        raise Usage(f"{path} needs the network{fitted_with}: pass {option}{trusted}, if you trust that code")
-    names = [_column_names(notes, *given, path) for given in (("features", features), ("targets", targets))]
+        named = about["notes"].get("model", "package.module:factory")
+        option = f"--model {named} --trust" if named.endswith(".pt2") else f"--model {named}"
+        raise Usage(f"{path} needs the network it was fitted with: pass {option}, if you trust that code")
+    names = []
+    for kind, given, option in (("features", features, "--features"), ("targets", targets, "--target")):
+        saved = about["notes"].get(kind)
+        if saved is not None and given:
+            raise Usage(f"{path} already names its {kind}: {saved}; they cannot be changed")
+        if saved is None and not given:
+            raise Usage(f"{path} was saved without the names of its {kind}: give {option}")
+        names.append(",".join(given).split(",") if given else list(json.loads(saved)))
     network = load_network(model, trust=trust)
     if about["holds_weights"]:  # otherwise the factory's own must be those of the fit, which loading checks
-        _set_weights(network, storage.weights(path), str(path))
+        _set_weights(network, storage.weights(path), path)
     band = storage.load(path, network)
     assert isinstance(band, PredictionIntervals)
-    return LoadedBand(band, *names)
-
-
-def inspect_band(path: Path) -> dict[str, Any]:
-    """Return everything that a band file says without a network."""
-    if not path.is_file():
-        raise Refusal(f"there is no file {path}")
-    return storage.inspect(path)
-
-
-def band_notes(model: str, features: Sequence[str], targets: Sequence[str], **files: str) -> dict[str, str]:
-    """Return the notes to save with a band, which `load_band` reads."""
-    return {"model": model, "features": json.dumps(list(features)), "targets": json.dumps(list(targets)), **files}
+    return LoadedBand(band, network_dtype(network), *names)
 
 
 def load_network(model: str, weights: Path | None = None, trust: bool = False) -> nn.Module:
     """Return the network in eval mode; nothing is imported but the module that `model` names."""
     with user_output_to_stderr():
-        if model.endswith(".pt2"):
-            network = _load_exported(Path(model), trust)
-        else:
-            with current_folder_first():
-                network = _make_network(model)
+        network = _load_exported(Path(model), trust) if model.endswith(".pt2") else _make_network(model)
     if weights is not None:
-        _set_weights(network, _read_weights(weights), str(weights))
+        _set_weights(network, _read_weights(check_file(weights)), weights)
     return network
 
 
 def network_dtype(model: nn.Module) -> torch.dtype:
     """Return the precision that the network computes in."""
-    dtypes = (w.dtype for w in model.parameters() if w.is_floating_point() and w.requires_grad)
-    return next(dtypes, torch.float32)
-
-
-def _column_names(notes: Mapping[str, str], kind: str, given: Sequence[str] | None, path: Path) -> list[str]:
-    if kind in notes:
-        if given:
-            raise Usage(f"{path} already names its {kind}: {notes[kind]}; they cannot be changed")
-        return list(json.loads(notes[kind]))
-    if not given:
-        option = "--features" if kind == "features" else "--target"
-        raise Usage(f"{path} was saved without the names of its {kind}: give {option}")
-    return [name for text in given for name in text.split(",")]
+    return next((w.dtype for w in model.parameters() if w.is_floating_point() and w.requires_grad), torch.float32)
 
 
 @contextmanager
-def current_folder_first() -> Iterator[None]:
-    """Put the current folder first in `sys.path`, as `python -m` does, and last afterwards.
-
-    So user code comes from there, and whatever is imported later is what is installed.
-    """
+def _current_folder_first() -> Iterator[None]:
+    """Put the current folder first in `sys.path`, as `python -m` does, and after what is installed afterwards."""
     here = str(Path.cwd())
     if here in sys.path[:-1]:  # the user has put it there
         yield
@@ -121,6 +82,7 @@ def current_folder_first() -> Iterator[None]:
         sys.path[:] = [*(each for each in sys.path if each != here), here]
 
 
+@_current_folder_first()
 def _make_network(model: str) -> nn.Module:
     module_name, _, path = model.partition(":")
     if not module_name or not path:
@@ -134,7 +96,14 @@ def _make_network(model: str) -> nn.Module:
             known = [name for name in vars(value) if callable(getattr(value, name))]
             raise Refusal(f"module {module_name} has no {part!r}{near(part, known)}")
         value = getattr(value, part)
-    return (value if isinstance(value, nn.Module) else _call_factory(value, model)).eval()
+    try:
+        network = value() if callable(value) and not isinstance(value, nn.Module) else value
+    except (Exception, SystemExit) as error:
+        raise Refusal(f"{model} raised {with_type(error)}") from error
+    if not isinstance(network, nn.Module):
+        expected = "a torch.nn.Module is expected, or a function without arguments that returns one"
+        raise Refusal(f"{model} gives {type(network).__name__}; {expected}")
+    return network.eval()
 
 
 def _import_module(name: str) -> Any:
@@ -143,52 +112,25 @@ def _import_module(name: str) -> Any:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and (name == missing or name.startswith(f"{missing}.")):
-            hint = near(missing, [path.stem for path in Path().glob("*.py")])
-            where = "neither in the current folder nor installed"
-            raise Refusal(f"there is no module {missing!r}{hint}, {where}") from error
-        raise Refusal(f"importing {name} failed: {with_type(error)}") from error
-
-
-def _call_factory(factory: Any, model: str) -> nn.Module:
-    if not callable(factory):
-        raise Refusal(f"{model} is {type(factory).__name__}; a function that returns a torch.nn.Module is expected")
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise Refusal(f"{model} must be callable without arguments: {error}") from error
-    except ValueError:  # built in: no signature
-        pass
-    try:
-        network = factory()
-    except (Exception, SystemExit) as error:
-        raise Refusal(f"{model} raised {with_type(error)}") from error
-    if not isinstance(network, nn.Module):
-        raise Refusal(f"{model} returned {type(network).__name__}; a torch.nn.Module is expected")
-    return network
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
+            raise Refusal(f"importing {name} failed: {with_type(error)}") from error
+        hint = near(missing, [path.stem for path in Path().glob("*.py")])
+        raise Refusal(f"there is no module {missing!r}{hint}, neither in the current folder nor installed") from error
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
     """Read a state dict from safetensors or from torch.save; never anything that could run code."""
-    if not path.is_file():
-        raise Refusal(f"there is no file {path}")
-    if path.suffix == ".safetensors":
-        import safetensors
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except safetensors.SafetensorError as error:
-            raise Refusal(f"{path} could not be read: {error}") from error
     try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise Refusal(
-            f"{path} does not hold tensors alone; anything else could run code and is not loaded: save the state "
-            "dict, torch.save(model.state_dict(), ...), or as safetensors"
-        ) from error
+        what = "does not hold tensors alone; anything else could run code and is not loaded"
+        raise Refusal(f"{path} {what}: save model.state_dict(), or as safetensors") from error
     except Exception as error:  # the type depends on where the file is damaged
-        raise Refusal(f"{path} could not be read as a state dict of torch.save: {one_line(error)}") from error
+        raise Refusal(f"{path} could not be read as a state dict: {one_line(error)}") from error
     if not isinstance(state, dict):
         raise Refusal(f"{path} is not a state dict: it holds {type(state).__name__}; save model.state_dict() alone")
     if other := next((name for name, value in state.items() if not isinstance(value, Tensor)), None):
@@ -196,38 +138,32 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
     return state
 
 
-def _set_weights(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+def _set_weights(model: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
     """Load the weights into the network, or name the first that does not fit."""
-    own, misfit = model.state_dict(), "the weights do not fit the network"
+    own = model.state_dict()
     for name in [*own, *state]:
-        if name not in state:
-            raise Refusal(f"{misfit}: {source} has no {name!r}{near(name, state)}")
-        if name not in own:
-            raise Refusal(f"{misfit}: it has no {name!r}{near(name, own)}, which is in {source}")
-        if own[name].shape != state[name].shape:
-            given, expected = tuple(state[name].shape), tuple(own[name].shape)
-            raise Refusal(f"{misfit}: {name!r} is {given} in {source} and {expected} in the network")
+        given, expected = (tuple(each[name].shape) if name in each else "missing" for each in (state, own))
+        if given != expected:
+            hint = near(name, (own.keys() | state.keys()) - {name}) if "missing" in (given, expected) else ""
+            fit = f"{name!r} is {given} in {source} and {expected} in the network{hint}"
+            raise Refusal(f"the weights do not fit the network: {fit}")
     model.load_state_dict(state)
 
 
 def _load_exported(path: Path, trust: bool) -> nn.Module:
     if not trust:
         raise Refusal(f"loading {path} can run code that is in it: give --trust if you know where it comes from")
-    if not path.is_file():
-        raise Refusal(f"there is no file {path}")
+    check_file(path)
     try:
         program = torch.export.load(path)
     except Exception as error:
         raise Refusal(f"{path} could not be loaded by torch.export.load: {one_line(error)}") from error
-    inputs = set(program.graph_signature.user_inputs)
     for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in inputs and isinstance(node.meta["val"], Tensor):
-            rows = node.meta["val"].shape[0] if node.meta["val"].ndim else 1
-            if isinstance(rows, int):
-                raise Refusal(
-                    f"{path} was exported for batches of {rows} rows: give torch.export.export a dynamic batch "
-                    "dimension, dynamic_shapes=({0: torch.export.Dim('rows')},)"
-                )
+        example = node.meta.get("val") if node.name in program.graph_signature.user_inputs else None
+        rows = (*example.shape, 1)[0] if isinstance(example, Tensor) else None  # one row without dimensions
+        if isinstance(rows, int):
+            how = "give torch.export.export a dynamic batch dimension, dynamic_shapes=({0: torch.export.Dim('rows')},)"
+            raise Refusal(f"{path} was exported for batches of {rows} rows: {how}")
         if node.op == "call_function" and _is_in_training_mode(node):
             raise Refusal(f"{path} was exported in training mode (see {node.name}): call model.eval() first")
     return program.module()
@@ -235,8 +171,7 @@ def _load_exported(path: Path, trust: bool) -> nn.Module:
 
 def _is_in_training_mode(node: Any) -> bool:
     """Return whether a dropout or a norm of an exported graph behaves as in training."""
-    schema = getattr(node.target, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    given = dict(zip((each.name for each in arguments), node.args, strict=False)) | dict(node.kwargs)
     dropout = given.get("dropout_p", 0.0)
     return given.get("train") is True or given.get("training") is True or (isinstance(dropout, float) and dropout > 0)

@@ -1,7 +1,5 @@
 """Text for the screen: results on stdout, as text or JSON; everything else on stderr."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -20,7 +18,8 @@ MAX_LISTED_NAMES = 12
 def print_result(result: Mapping[str, Any], text: str, as_json: bool) -> None:
     """Print the result of a command: as JSON, or as the text that describes it."""
     if as_json:
-        text = json.dumps(_to_json(result), indent=2, ensure_ascii=False, allow_nan=False)
+        plain = json.loads(json.dumps(result, default=_to_json), parse_constant=lambda _: None)  # NaN and ∞ become null
+        text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
     print(strip_control_characters(text), flush=True)
 
 
@@ -51,20 +50,18 @@ def one_line(error: BaseException) -> str:
 
 
 def with_type(error: BaseException) -> str:
-    """Return the type and the message of an error that was raised by other people's code."""
+    """Return the type and the message of an error of other people's code."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Lay out rows of the same keys as columns: text to the left, numbers to the right."""
-    columns = [[name, *(_format(row[name]) for row in rows)] for name in rows[0]]
-    widths = [max(map(len, column)) for column in columns]
-    left = [all(isinstance(row[name], str) for row in rows) for name in rows[0]]
-    aligned = [
-        [cell.ljust(width) if is_text else cell.rjust(width) for cell in column]
-        for column, width, is_text in zip(columns, widths, left, strict=True)
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
+    columns = []
+    for name in rows[0]:
+        cells = [name, *(_format(row[name]) for row in rows)]
+        align = "<" if all(isinstance(row[name], str) for row in rows) else ">"
+        columns.append([f"{cell:{align}{max(map(len, cells))}}" for cell in cells])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def format_fields(values: Mapping[str, Any], indent: str = "") -> str:
@@ -74,8 +71,7 @@ def format_fields(values: Mapping[str, Any], indent: str = "") -> str:
         if isinstance(value, Mapping) and value:
             lines += [f"{indent}{key}", format_fields(value, indent + "  ")]
         else:
-            text = ", ".join(map(_format, value)) if isinstance(value, list | tuple) else _format(value)
-            lines.append(f"{indent}{key:<{max(24 - len(indent), 1)}} {text}")
+            lines.append(f"{indent}{key:<{max(24 - len(indent), 1)}} {_format(value)}")
     return "\n".join(lines)
 
 
@@ -88,19 +84,12 @@ def progress_bar(label: str | None, n_rows: int | None) -> Any:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert a value to types that JSON has; numbers that are not finite become null."""
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(each) for each in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return _to_json(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def _format(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_format, value))
     if isinstance(value, float | np.floating):
         return "–" if math.isnan(value) else f"{value:.4g}"
     return "–" if value is None else str(value)

@@ -1,9 +1,7 @@
 """Commands that use a band file: predict, evaluate, inspect, report."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +10,17 @@ import pyarrow as pa
 import torch
 import typer
 
-from .. import metrics
-from ..results import Intervals, parse_levels
+from .. import metrics, storage
+from ..results import Intervals, level_name, parse_levels
 from ..storage.atomic import atomic
 from . import options
-from .errors import Refusal, Usage, near
-from .models import LoadedBand, inspect_band, load_band
-from .output import format_fields, format_table, join_names, print_result, progress_bar, user_output_to_stderr
-from .rows import group_values, number_batches, to_numbers
-from .tables import WRITERS, Table, check_output, open_table, table_writer
+from .errors import Refusal, Usage, check_file
+from .models import LoadedBand, load_band
+from .output import format_fields, format_table, print_result, user_output_to_stderr
+from .tables import WRITERS, check_output, group_values, number_batches, open_table, to_numbers, write_table
 
+FITTED_WITH = ", which the band was fitted with"  # why a column is needed
+PREDICTED = ", which the band predicts, and which is needed here"
 METRICS: dict[str, Callable[[np.ndarray, Intervals], Any]] = {
     "coverage": metrics.coverage,
     "mean_width": lambda y, intervals: np.asarray(intervals.width).mean(axis=0),
@@ -54,35 +53,36 @@ def predict(
       deltaband predict price.band --model network:make --data new.parquet --level 0.5 --level 0.9 --out bands.parquet
     """
     levels = _check_levels(level)
-    check_output(out, force, list(WRITERS))
+    check_output(out, force, WRITERS)
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
-    inputs = _require_columns(source, loaded.features)
+    inputs = source.select(loaded.features, FITTED_WITH)
     suffixes = [""] if len(loaded.targets) == 1 else [f"_{name}" for name in loaded.targets]
-    bounds = [f"{side}_{_percent(each)}" for each in levels for side in ("lower", "upper")]
+    bounds = [f"{side}_{level_name(each)}" for each in levels for side in ("lower", "upper")]
     added = [f"{name}{suffix}" for suffix in suffixes for name in ["prediction", *bounds]]
     if taken := next((name for name in added if name in source.names), None):
         raise Refusal(f"{data} has a column {taken!r} already: rename or drop it")
     known_targets = [name for name in loaded.targets if name in source.names]
     convert = data.suffix.lower() == ".csv" != out.suffix.lower()  # text in CSV, numbers elsewhere
     n = 0
-    with progress_bar("predicting", source.n_rows) as bar, table_writer(out, force) as write:
-        for rows in source.batches():
+
+    def rows_with_intervals() -> Iterator[pa.RecordBatch]:
+        nonlocal n
+        for n, rows in source.batches(label="predicting"):
             x = to_numbers(rows, inputs, data, n, dtype=loaded.dtype)
-            intervals = _predict(loaded, x, levels)
             if convert:
                 y = to_numbers(rows, known_targets, data, n, allow_missing=True)
                 for name, column in zip([*inputs, *known_targets], np.hstack([x, y]).T, strict=True):
                     rows = rows.set_column(rows.schema.names.index(name), name, pa.array(column.copy()))
-            sides = np.stack([intervals.lower, intervals.upper], axis=3).reshape(*intervals.mean.shape, -1)
-            columns = np.concatenate([intervals.mean[:, :, None], sides], axis=2).reshape(len(x), -1)
-            for name, column in zip(added, np.ascontiguousarray(columns.T), strict=True):
+            mean, lower, upper = _predict(loaded, x, levels)
+            sides = np.stack([lower, upper], axis=3).reshape(*mean.shape, -1)
+            columns = np.concatenate([mean[:, :, None], sides], axis=2).reshape(len(x), -1)
+            for name, column in zip(added, columns.T, strict=True):
                 rows = rows.append_column(name, pa.array(column))
-            write(rows)
+            yield rows
             n += len(rows)
-            bar.update(len(rows))
-        if n == 0:
-            raise Refusal(f"{data} has no rows")
+
+    write_table(out, rows_with_intervals(), force)
     print_result({"out": out, "rows": n, "columns": added}, f"{n:,} rows with {', '.join(added)} in {out}", as_json)
 
 
@@ -110,7 +110,8 @@ def evaluate(
     levels = _check_levels(level)
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
-    columns, k = _require_columns(source, loaded.features, loaded.targets), len(loaded.features)
+    columns = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
+    k = len(loaded.features)
     targets, parts = [], []  # of the rows nothing else is kept
     for values in number_batches(source, columns, loaded.dtype, "evaluating"):
         targets.append(values[:, k:])
@@ -118,16 +119,10 @@ def evaluate(
     y = np.concatenate(targets)
     mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
     intervals = Intervals(mean, lower, upper, levels)
-    rmse = np.sqrt(np.square(y - intervals.mean).mean(axis=0))
-    shape = (len(loaded.targets), len(levels))
-    scores = {name: np.reshape(metric(y, intervals), shape) for name, metric in METRICS.items()}
+    scores = {name: np.reshape(metric(y, intervals), (-1, len(levels))) for name, metric in METRICS.items()}
+    scores["rmse"] = np.sqrt(np.square(y - intervals.mean).mean(axis=0))[:, None].repeat(len(levels), axis=1)
     results = [
-        {
-            "target": name,
-            "level": each,
-            **{key: float(score[o, j]) for key, score in scores.items()},
-            "rmse": float(rmse[o]),
-        }
+        {"target": name, "level": each} | {key: float(score[o, j]) for key, score in scores.items()}
         for o, name in enumerate(loaded.targets)
         for j, each in enumerate(levels)
     ]
@@ -144,7 +139,7 @@ def inspect(band: options.BandFile, as_json: options.Json = False) -> None:
     Example:
       deltaband inspect price.band
     """
-    about = inspect_band(band)
+    about = storage.inspect(check_file(band))
     notes = about["notes"]
     notes |= {key: json.loads(notes[key]) for key in ("features", "targets") if key in notes}
     others = {key: value for key, value in about.items() if key not in ("summary", "parameters", "fingerprint")}
@@ -155,9 +150,7 @@ def report(
     band: options.BandFile,
     data: options.Data,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
-    by: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Show coverage by this column too; may be repeated.")
-    ] = None,
+    by: options.By = None,
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
     model: options.SavedModel = None,
     level: Annotated[float, typer.Option(metavar="LEVEL", help="Between 0 and 1.")] = 0.95,
@@ -175,34 +168,26 @@ def report(
     Example:
       deltaband report price.band --model network:make --data test.csv --by region --out report.html
     """
+    from ..report import page
+
     _check_levels([level])
     check_output(out, force, [".html"], (band, data))
     source = open_table(data)
-    group_columns = source.select(by or [])
+    groups = source.select(by or [])
     loaded = load_band(band, model, trust, features, target)
-    needed = _require_columns(source, loaded.features, loaded.targets)
-    parts = list(source.batches(list(dict.fromkeys([*needed, *group_columns]))))
-    if not sum(map(len, parts)):
-        raise Refusal(f"{data} has no rows")
+    needed = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
+    parts = [rows for _, rows in source.batches(list(dict.fromkeys([*needed, *groups])))]
     rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
     x = torch.from_numpy(to_numbers(rows, loaded.features, data, dtype=loaded.dtype)).to(loaded.dtype)
     y = to_numbers(rows, loaded.targets, data)
-    from ..report import page
-
+    columns = {name: group_values(rows.column(name)) for name in groups} or None
+    settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
+    about: dict[str, Any] = {"columns": columns, "outputs": loaded.targets, "title": title, "settings": settings}
     with user_output_to_stderr():
-        html = page(
-            loaded.band,
-            x,
-            y,
-            level=level,
-            columns={name: group_values(rows.column(name)) for name in group_columns} or None,
-            outputs=loaded.targets,
-            title=title,
-            settings={"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"},
-        )
+        html = page(loaded.band, x, y, level=level, **about)
     with atomic(out, overwrite=force) as temporary:
         temporary.write_text(html, encoding="utf-8")
-    print_result({"out": out, "rows": len(y), "by": group_columns}, f"{len(y):,} rows in {out}", as_json)
+    print_result({"out": out, "rows": len(y), "by": groups}, f"{len(y):,} rows in {out}", as_json)
 
 
 def _check_levels(given: Sequence[float] | None) -> tuple[float, ...]:
@@ -212,23 +197,9 @@ def _check_levels(given: Sequence[float] | None) -> tuple[float, ...]:
         levels = parse_levels(given)
     except ValueError:
         raise Usage(f"--level must be between 0 and 1 (0.95 for 95 %), got {shown}") from None
-    if len(set(map(_percent, levels))) < len(levels):
+    if len(set(map(level_name, levels))) < len(levels):
         raise Usage(f"--level: some of {shown} are the same")
     return levels
-
-
-def _percent(level: float) -> str:
-    return f"{100 * level:.10g}"
-
-
-def _require_columns(source: Table, features: Sequence[str], targets: Sequence[str] = ()) -> list[str]:
-    """Return the names of features and targets, all of which the file must have."""
-    for name in [*features, *targets]:
-        if name not in source.names:
-            why = "the band was fitted with" if name in features else "the band predicts, and which is needed here"
-            hint, has = near(name, source.names), join_names(source.names)
-            raise Refusal(f"{source.path} has no column {name!r}{hint}, which {why}; it has {has}")
-    return [*features, *targets]
 
 
 def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> Intervals:

@@ -1,169 +1,77 @@
 """Tables in files, read and written batch by batch: CSV, Parquet and npz, by the suffix of the file.
 
-Cells of a CSV file stay text until they are converted (see `rows`), so that columns which are only copied stay as
-they are.
+Cells of a CSV file stay text until `to_numbers` converts them: columns which are only copied stay as they are.
 """
 
-from __future__ import annotations
-
 import csv
+import itertools
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
+import torch
 
 from ..storage.atomic import atomic, writable
-from .errors import Refusal, Usage, near
-from .output import join_names
+from .errors import Refusal, Usage, check_file, near
+from .output import join_names, progress_bar
 
 CSV_BLOCK_BYTES = 2**20
 BATCH_ROWS = 8192  # of the other formats
+MISSING_TEXTS = ("", "na", "n/a", "nan", "null", "none")
 
-Write = Callable[[pa.RecordBatch], None]
 
-
-class Table(ABC):
+@dataclass(frozen=True)
+class Table:
     """A file of named columns."""
 
+    path: Path
     names: list[str]
+    read: Callable[[list[str]], Iterable[pa.RecordBatch]]  # all rows of these columns, from the first row at each call
     n_rows: int | None = None  # None: unknown before the last row is read
+    arrays: Mapping[str, list[str]] = field(default_factory=dict)  # the columns of each npz array
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def batches(self, names: Sequence[str] = (), label: str | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows of all or the named columns, at least one, each batch after the number of rows before it."""
+        n = 0
+        with progress_bar(label, self.n_rows) as bar:
+            try:
+                for rows in self.read(list(names or self.names)):
+                    if len(rows):
+                        yield n, rows
+                    n += len(rows)
+                    bar.update(len(rows))
+            except pa.ArrowInvalid as error:
+                raise Refusal(f"{self.path} could not be read: {error}") from error
+        if n == 0:
+            raise Refusal(f"{self.path} has no rows")
 
-    @abstractmethod
-    def batches(self, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows, with all columns or the named ones; each call starts again at the first row."""
-
-    def expand(self, name: str) -> list[str]:
-        """Return the columns that a name stands for: itself, or those of an npz array of two dimensions."""
-        return [name] if name in self.names else []
-
-    def select(self, wanted: Sequence[str]) -> list[str]:
-        """Return columns by name; one text may hold several names, separated by commas."""
+    def select(self, wanted: Sequence[str], why: str = "") -> list[str]:
+        """Return columns by name; one text may hold several names, separated by commas. An error says `why`."""
+        known = {**{name: [name] for name in self.names}, **self.arrays}
         selected: list[str] = []
-        for text in wanted:
-            for name in [text] if self.expand(text) else text.split(","):
-                if not self.expand(name):
-                    has = join_names(self.names)
-                    raise Refusal(f"{self.path} has no column {name!r}{near(name, self.names)}; it has {has}")
-                selected += self.expand(name)
+        for name in itertools.chain.from_iterable([text] if text in known else text.split(",") for text in wanted):
+            if name not in known:
+                hint, has = near(name, self.names), join_names(self.names)
+                raise Refusal(f"{self.path} has no column {name!r}{hint}{why}; it has {has}")
+            selected += known[name]
         if repeated := next((name for name in selected if selected.count(name) > 1), None):
             raise Refusal(f"column {repeated!r} is named more than once")
         return selected
-
-
-class _Csv(Table):
-    """A comma-separated file in UTF-8 whose first line holds the names."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            header = next(filter(None, csv.reader(lines)), None)
-            self._header_alone = next(lines, None) is None
-        if header is None:
-            raise Refusal(f"{path} is empty: a first line with the names of the columns is expected")
-        if len(header) == 1 and (separator := next((each for each in ";\t|" if each in header[0]), None)):
-            raise Refusal(f"{path}: columns seem to be separated by {separator!r}; commas are expected")
-        self.names = header
-
-    def batches(self, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        if self._header_alone:  # an error for pyarrow if the line does not end
-            return
-        try:
-            with self.path.open("rb") as file:
-                yield from pa.csv.open_csv(
-                    file,
-                    pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False),
-                    pa.csv.ParseOptions(newlines_in_values=True),
-                    pa.csv.ConvertOptions(
-                        column_types=dict.fromkeys(self.names, pa.string()),
-                        strings_can_be_null=False,
-                        include_columns=list(names or self.names),
-                    ),
-                )
-        except pa.ArrowInvalid as error:
-            raise Refusal(f"{self.path} could not be read: {error}") from error
-
-
-class _Parquet(Table):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        with pa.parquet.ParquetFile(path) as file:
-            self.names, self.n_rows = list(file.schema_arrow.names), file.metadata.num_rows
-
-    def batches(self, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        with pa.parquet.ParquetFile(self.path) as file:
-            for rows in file.iter_batches(BATCH_ROWS, columns=list(names or self.names)):
-                yield rows.select(list(names or self.names))
-
-
-class _Npz(Table):
-    """Arrays with one row per example: `y` (n,) is a column, `X` (n, k) is the columns X0 … X(k−1).
-
-    All arrays are held in memory. One that cannot be read, such as one of Python objects, is an error where it is used.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        if not zipfile.is_zipfile(path):
-            raise Refusal(f"{path} could not be read: it is not a file of numpy.savez")
-        self._arrays: dict[str, list[str]] = {}
-        self._columns: dict[str, np.ndarray] = {}
-        self._unreadable: dict[str, Exception] = {}
-        lengths: dict[str, int] = {}
-        with np.load(path, allow_pickle=False) as arrays:
-            for name in arrays.files:
-                try:
-                    array = np.asarray(arrays[name])
-                except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                    self._arrays[name], self._unreadable[name] = [name], error
-                    continue
-                if array.ndim not in (1, 2):
-                    raise Refusal(f"{path}: array {name!r} has shape {array.shape}; expected one or two dimensions")
-                lengths[name] = len(array)
-                self._arrays[name] = [name] if array.ndim == 1 else [f"{name}{i}" for i in range(array.shape[1])]
-                native = array.astype(array.dtype.newbyteorder("="), copy=False)
-                columns = np.ascontiguousarray(native.reshape(len(array), -1).T)
-                self._columns.update(zip(self._arrays[name], columns, strict=True))
-        if not self._arrays:
-            raise Refusal(f"{path} is empty: it holds no arrays")
-        if len(set(lengths.values())) > 1:
-            sizes = join_names(f"{name} {n}" for name, n in lengths.items())
-            raise Refusal(f"{path}: all arrays must have the same number of rows: {sizes}")
-        self.n_rows = next(iter(lengths.values()), 0)
-        self.names = [name for columns in self._arrays.values() for name in columns]
-
-    def expand(self, name: str) -> list[str]:
-        return self._arrays.get(name) or super().expand(name)
-
-    def batches(self, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        names = list(names or self.names)
-        for name in names:
-            if name in self._unreadable:
-                raise Refusal(f"{self.path}: array {name!r} could not be read: {self._unreadable[name]}")
-        for start in range(0, self.n_rows or 0, BATCH_ROWS):
-            columns = [pa.array(self._columns[name][start : start + BATCH_ROWS]) for name in names]
-            yield pa.RecordBatch.from_arrays(columns, names)
-
-
-READERS: dict[str, type[Table]] = {".csv": _Csv, ".parquet": _Parquet, ".npz": _Npz}
 
 
 def open_table(path: Path) -> Table:
     """Return the table in a file; its rows are read later."""
     if path.suffix.lower() not in READERS:
         raise Refusal(f"{path}: the suffix must be one of {', '.join(READERS)}")
-    if not path.is_file():
-        folder = path.parent if path.parent.is_dir() else Path()
-        raise Refusal(f"there is no file {path}{near(path.name, [each.name for each in folder.iterdir()])}")
+    check_file(path)
     try:
         table = READERS[path.suffix.lower()](path)
     except UnicodeDecodeError as error:
@@ -175,13 +83,66 @@ def open_table(path: Path) -> Table:
     return table
 
 
-def check_output(path: Path, force: bool, suffixes: Sequence[str], inputs: Sequence[Path | None] = ()) -> None:
+def number_batches(table: Table, names: Sequence[str], dtype: torch.dtype, label: str) -> Iterator[np.ndarray]:
+    """Yield the named columns of all rows as checked numbers (b, len(names)), with a progress bar."""
+    for n_before, rows in table.batches(names, label):
+        yield to_numbers(rows, names, table.path, n_before, dtype=dtype)
+
+
+def to_numbers(
+    rows: pa.RecordBatch,
+    names: Sequence[str],
+    path: Path,
+    n_before: int = 0,
+    allow_missing: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> np.ndarray:  # (b, len(names))
+    """Convert columns to float64; all must be finite, also in `dtype`, but for empty cells with `allow_missing`."""
+    numbers = np.empty((len(rows), len(names)))
+    bad_cells: list[tuple[int, str, str, str]] = []  # row, column, what it holds, what to do
+    for j, name in enumerate(names):
+        column = rows.column(name)
+        values = _to_floats(column)
+        if values is None:
+            row = next(i for i in range(len(column)) if _to_floats(column[i : i + 1]) is None)
+            text = f"text ({str(column[row].as_py())[:40]!r})"
+            what = text if _is_text(column.type) else f"values of type {column.type}"
+            bad_cells.append((row, name, what, "numbers are expected"))
+            continue
+        wrong = (np.abs(values) > torch.finfo(dtype).max) | (np.isnan(values) & (not allow_missing))
+        if wrong.any():
+            row = int(wrong.argmax())
+            what = _describe_value(values[row], column[row].as_py(), dtype)
+            bad_cells.append((row, name, what, "remove or impute such rows"))
+        numbers[:, j] = values
+    if bad_cells:
+        row, name, what, advice = min(bad_cells)  # the first row; rows are counted from 1
+        raise Refusal(f"{path}: column {name!r} holds {what} in row {n_before + row + 1}; {advice}")
+    return numbers
+
+
+def group_values(column: pa.Array) -> list[Any]:
+    """Return the cells, None where missing; text becomes numbers where all of it can."""
+    cells: list[Any] = column.to_pylist()
+    if not _is_text(column.type):
+        return cells
+    if (values := _to_floats(column)) is not None:
+        return [None if np.isnan(value) else value for value in values.tolist()]
+    return [None if cell is None or cell.strip().lower() in MISSING_TEXTS else cell for cell in cells]
+
+
+def write_table(path: Path, batches: Iterable[pa.RecordBatch], force: bool) -> None:
+    """Write rows, at least one, as they come; the file appears at the end. Rows for npz are held in memory."""
+    with atomic(path, overwrite=force) as temporary:
+        WRITERS[path.suffix.lower()](temporary, batches)
+
+
+def check_output(path: Path, force: bool, suffixes: Iterable[str], inputs: Sequence[Path] = ()) -> None:
     """Check before any work that the file can and may be written, and that it is not one that the command reads."""
     if path.suffix.lower() not in suffixes:
         raise Usage(f"--out {path}: the name must end in {' or '.join(suffixes)}")
-    for read in inputs:
-        if read is not None and path.exists() and read.exists() and path.samefile(read):
-            raise Usage(f"--out {path} is a file that the command reads: give another name")
+    if any(path.exists() and read.exists() and path.samefile(read) for read in inputs):
+        raise Usage(f"--out {path} is a file that the command reads: give another name")
     if path.is_file() and not force:
         raise Refusal(f"{path} exists already: give --force to replace it, or another --out")
     try:
@@ -190,45 +151,127 @@ def check_output(path: Path, force: bool, suffixes: Sequence[str], inputs: Seque
         raise Refusal(f"--out: {error}") from error
 
 
-@contextmanager
-def table_writer(path: Path, force: bool) -> Iterator[Write]:
-    """Yield a function that writes rows; the file appears at the end of the block. Rows for npz are held in memory."""
-    with atomic(path, overwrite=force) as temporary, WRITERS[path.suffix.lower()](temporary) as write:
-        yield write
+def _describe_value(value: float, cell: Any, dtype: torch.dtype) -> str:
+    if np.isinf(value):
+        return "an infinite value"
+    if not np.isnan(value):
+        return f"a value ({value:g}) that is too large for the network's {str(dtype).removeprefix('torch.')}"
+    if not isinstance(cell, str):
+        return "a missing value"
+    return f"a missing value ({cell!r})" if cell else "a missing value (an empty cell)"
 
 
-@contextmanager
-def _csv_writer(path: Path) -> Iterator[Write]:
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
+
+
+def _to_floats(column: pa.Array) -> np.ndarray | None:
+    """Convert a column to float64, NaN where a cell is missing; None where that is not possible."""
+    if pa.types.is_temporal(column.type):
+        return None
+    try:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
+        elif _is_text(column.type):
+            column = pc.utf8_trim_whitespace(column)
+            column = pc.if_else(pc.is_in(pc.utf8_lower(column), pa.array(MISSING_TEXTS)), None, column)
+        return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    except pa.ArrowException:
+        return None
+
+
+def _open_csv(path: Path) -> Table:
+    """Open a comma-separated file in UTF-8 whose first line holds the names."""
+    with path.open(newline="", encoding="utf-8-sig") as lines:
+        header = next(filter(None, csv.reader(lines)), None)
+        has_rows = next(lines, None) is not None
+    if header is None:
+        raise Refusal(f"{path} is empty: a first line with the names of the columns is expected")
+    if len(header) == 1 and (separator := next((each for each in ";\t|" if each in header[0]), None)):
+        raise Refusal(f"{path}: columns seem to be separated by {separator!r}; commas are expected")
+
+    def read(names: list[str]) -> Iterator[pa.RecordBatch]:
+        options = pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False, include_columns=names
+        )
+        blocks = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)
+        with path.open("rb") as file:
+            if has_rows:  # a header alone is an error for pyarrow if the line does not end
+                yield from pa.csv.open_csv(file, blocks, pa.csv.ParseOptions(newlines_in_values=True), options)
+
+    return Table(path, header, read)
+
+
+def _open_parquet(path: Path) -> Table:
+    def read(names: list[str]) -> Iterator[pa.RecordBatch]:
+        with pa.parquet.ParquetFile(path) as file:
+            yield from (rows.select(names) for rows in file.iter_batches(BATCH_ROWS, columns=names))
+
+    with pa.parquet.ParquetFile(path) as file:
+        return Table(path, list(file.schema_arrow.names), read, file.metadata.num_rows)
+
+
+def _open_npz(path: Path) -> Table:
+    """Load arrays with one row per example: `y` (n,) is a column, `X` (n, k) is the columns X0 … X(k−1).
+
+    An array that cannot be read, such as one of Python objects, is an error where it is used.
+    """
+    arrays: dict[str, list[str]] = {}
+    columns: dict[str, pa.Array] = {}
+    unreadable: dict[str, Exception] = {}
+    lengths: dict[str, int] = {}
+    with path.open("rb") as file, np.lib.npyio.NpzFile(file) as archive:
+        for name in archive.files:
+            arrays[name] = [name]
+            try:
+                array = np.asarray(archive[name])
+                if array.ndim not in (1, 2):
+                    raise Refusal(f"{path}: array {name!r} has shape {array.shape}; expected one or two dimensions")
+                native = array.astype(array.dtype.newbyteorder("="), copy=False)
+                parts = [pa.array(column) for column in np.atleast_2d(native.T)]
+            except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, pa.ArrowException) as error:
+                unreadable[name] = error
+                continue
+            if array.ndim == 2:
+                arrays[name] = [f"{name}{i}" for i in range(array.shape[1])]
+            lengths[name] = len(array)
+            columns.update(zip(arrays[name], parts, strict=True))
+    if not arrays:
+        raise Refusal(f"{path} is empty: it holds no arrays")
+    if len(set(lengths.values())) > 1:
+        sizes = join_names(f"{name} {n}" for name, n in lengths.items())
+        raise Refusal(f"{path}: all arrays must have the same number of rows: {sizes}")
+
+    def read(names: list[str]) -> Iterator[pa.RecordBatch]:
+        for name in names:
+            if name in unreadable:
+                raise Refusal(f"{path}: array {name!r} could not be read: {unreadable[name]}")
+        yield from pa.table(columns).select(names).to_batches(BATCH_ROWS)
+
+    return Table(path, [*itertools.chain(*arrays.values())], read, max(lengths.values(), default=0), arrays)
+
+
+def _write_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-
-        def write(rows: pa.RecordBatch) -> None:
-            if file.tell() == 0:
+        for i, rows in enumerate(batches):
+            if i == 0:
                 writer.writerow(rows.schema.names)
             texts = (column.cast(pa.string()).to_pylist() for column in rows.columns)  # None is an empty cell
             writer.writerows(zip(*texts, strict=True))
 
-        yield write
+
+def _write_parquet(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    first = next(others := iter(batches))
+    with pa.parquet.ParquetWriter(path, first.schema) as writer:
+        for rows in itertools.chain([first], others):
+            writer.write_batch(rows)
 
 
-@contextmanager
-def _parquet_writer(path: Path) -> Iterator[Write]:
-    with ExitStack() as stack:
-        writers: list[pa.parquet.ParquetWriter] = []
-
-        def write(rows: pa.RecordBatch) -> None:
-            if not writers:  # the schema is that of the first rows
-                writers.append(stack.enter_context(pa.parquet.ParquetWriter(path, rows.schema)))
-            writers[0].write_batch(rows)
-
-        yield write
-
-
-@contextmanager
-def _npz_writer(path: Path) -> Iterator[Write]:
-    parts: list[pa.RecordBatch] = []
-    yield parts.append
-    table = pa.Table.from_batches(parts)
+def _write_npz(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    table = pa.Table.from_batches(batches)
     with zipfile.ZipFile(path, "w") as archive:  # numpy.savez cannot write a column that is called "file"
         for name in table.column_names:
             array = table.column(name).to_numpy()
@@ -238,8 +281,5 @@ def _npz_writer(path: Path) -> Iterator[Write]:
                 np.lib.format.write_array(file, array, allow_pickle=False)
 
 
-WRITERS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
-    ".csv": _csv_writer,
-    ".parquet": _parquet_writer,
-    ".npz": _npz_writer,
-}
+READERS: dict[str, Callable[[Path], Table]] = {".csv": _open_csv, ".parquet": _open_parquet, ".npz": _open_npz}
+WRITERS = {".csv": _write_csv, ".parquet": _write_parquet, ".npz": _write_npz}

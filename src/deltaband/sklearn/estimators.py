@@ -1,9 +1,8 @@
 """scikit-learn estimators: intervals for a regressor that contains a network, and a fitted band as a regressor."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, Literal, Self
 
@@ -29,6 +28,7 @@ from .unwrap import WrappedNetwork, find_network
 RELATIVE_TOLERANCE = 1e-3  # between the predictions of the estimator and of its network
 
 
+@dataclass(eq=False, repr=False)  # scikit-learn reads the settings from __init__, and has its own repr
 class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Prediction intervals for a regressor that contains a network.
 
@@ -43,9 +43,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     skorch, `MSELoss`                   n·wd/2, wd the optimiser's coupled `weight_decay`
     ==================================  ==================================================
 
-    This neglects that scikit-learn does not penalise biases, and that early stopping or skorch's `train_split` has held
-    out some of the rows that the band is fitted to. Where λ is not known, as without weight decay, there are intervals
-    only after a calibration; where it is small, as with scikit-learn's default alpha, they are far better after one.
+    This neglects that scikit-learn does not penalise biases, and that some of the rows may have been held out of the
+    training. Where λ is not known, as without weight decay, there are intervals only after a calibration; where it is
+    small, as with scikit-learn's default alpha, they are far better after one.
 
     Args:
         estimator: An `MLPRegressor` or a skorch regressor: alone, as the last step of a `Pipeline`, in a
@@ -67,26 +67,15 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         feature_names_in_: The names of the features, where X has such.
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        *,
-        damping: float | None = None,
-        weight_decay: float | None = None,
-        calibration: float = 0.0,
-        level: float = 0.95,
-        engine: Engine | Literal["auto"] = "auto",
-        memory: float | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.estimator = estimator
-        self.damping = damping
-        self.weight_decay = weight_decay
-        self.calibration = calibration
-        self.level = level
-        self.engine = engine
-        self.memory = memory
-        self.random_state = random_state
+    estimator: Any
+    _: KW_ONLY
+    damping: float | None = None
+    weight_decay: float | None = None
+    calibration: float = 0.0
+    level: float = 0.95
+    engine: Engine | Literal["auto"] = "auto"
+    memory: float | None = None
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train a clone of the estimator, unless it is frozen, fit the band, and calibrate it if `calibration` is set.
@@ -99,20 +88,26 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             The regressor itself.
 
         Raises:
-            TypeError: If the estimator does not contain a network for regression, or X reaches it as a sparse matrix.
+            TypeError: If the estimator does not contain a network for regression.
             ValueError: If a setting is wrong, or the estimator predicts something other than its network's outputs.
         """
-        self._check_settings()
+        network = find_network(self.estimator)
+        self._new_band(nn.PReLU(), self.damping)  # any module will do; this one draws no random numbers
+        parse_levels(self.level)
+        share: Any = self.calibration
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) < 1:
+            raise ValueError(f"calibration must be the share of the rows to hold out, from 0 to below 1, got {share!r}")
+        if share and network.frozen:
+            why = "calibration holds rows out of the training, but a frozen network is trained already"
+            raise ValueError(f"{why}: leave it at 0, fit, and call calibrate(X, y) with rows not used in training")
         validate_data(self, X, y, skip_check_array=True)  # the estimator checks the rest of X
         X, y = indexable(X, _check_targets(y))
-        held_out = None
+        held_out: tuple[Any, ...] = ()
         if self.calibration:
-            X, X_held_out, y, y_held_out = train_test_split(
-                X, y, test_size=self.calibration, random_state=self.random_state
-            )
-            held_out = X_held_out, y_held_out
+            parts = train_test_split(X, y, test_size=self.calibration, random_state=self.random_state)
+            X, y, held_out = parts[0], parts[2], (parts[1], parts[3])
         estimator = clone(self.estimator)
-        if not find_network(estimator).steps and issparse(X):
+        if issparse(X) and not network.steps:
             raise TypeError("X is sparse, which the network cannot take: give X.toarray(), or a Pipeline that does it")
         estimator.fit(X, y)
         prediction = _predict(estimator, X)
@@ -124,17 +119,19 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         inputs = network.inputs(X)
         network.check_shape(inputs, y)
         with warnings.catch_warnings():
-            if held_out is not None:  # the calibration makes up for it
+            if held_out:  # the calibration makes up for it
                 warnings.simplefilter("ignore", UnreliableFormulaWarning)
             band.fit(inputs, network.to_network(y), progress=False)
-        _check_same(prediction, network.to_units(_columns(band.predict_mean(inputs))).reshape(prediction.shape))
+        outputs = network.to_units(_columns(band.predict_mean(inputs))).reshape(prediction.shape)
+        tolerance = RELATIVE_TOLERANCE * (np.abs(outputs) + np.ptp(prediction, axis=0))
+        if not (np.abs(prediction - outputs) <= tolerance).all():
+            why = "has a skorch regressor a predict_nonlinearity, or a predict of its own?"
+            raise ValueError(f"the estimator predicts something other than its network's outputs: {why}")
         self.estimator_, self.band_, self.noise_std_ = estimator, band, band.noise_std_
-        return self if held_out is None else self.calibrate(*held_out)
+        return self.calibrate(*held_out) if held_out else self
 
     def calibrate(self, X: Any, y: Any) -> Self:
-        """Make the intervals conformal, as `PredictionIntervals.calibrate` does.
-
-        This is for a frozen network, after `fit`; for any other, set `calibration`.
+        """Make the intervals of a frozen network conformal, after `fit`; for any other network, set `calibration`.
 
         Args:
             X: Rows that the network was not trained on.
@@ -142,9 +139,6 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Returns:
             The regressor itself.
-
-        Raises:
-            ValueError: If the network has been trained again since `fit`.
         """
         self._check_inputs(X)
         X, y = indexable(X, _check_targets(y))
@@ -159,9 +153,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the estimator's prediction, and with `return_std=True` the standard deviation of a new observation.
 
-        That is s·√(1 + q), noise and uncertainty of the prediction together, by the formula. After a calibration it is
-        s·√(1 + b·q), with b and λ as calibrated, and s the root mean square of the calibration residuals over that
-        scale.
+        That is s·√(1 + q); after a calibration s·√(1 + b·q), with b and λ as calibrated, and s the root mean square of
+        the calibration residuals over that scale.
 
         Args:
             X: The rows to predict.
@@ -169,16 +162,12 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Returns:
             The prediction (n,) or (n, m), or a pair of it and the standard deviation of the same shape.
-
-        Raises:
-            ValueError: If the standard deviation is not known.
         """
         self._check_inputs(X)
         mean = _predict(self.estimator_, X)
         if not return_std:
             return mean
-        self._check_noise()
-        network = self._fitted_network()
+        network = self._network_with_noise()
         z, scale = map(_columns, self.band_.predict_mean_and_scale(network.inputs(X)))
         return mean, network.std(z, self.noise_std_ * scale).reshape(mean.shape)
 
@@ -193,14 +182,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Returns:
             `Intervals`, which unpack as mean, lower, upper.
-
-        Raises:
-            ValueError: If λ or the noise is not known, or the target transform is not monotone.
         """
         self._check_inputs(X)
-        self._check_noise()
-        network = self._fitted_network()
-        mean = _predict(self.estimator_, X)
+        network, mean = self._network_with_noise(), _predict(self.estimator_, X)
         found = self.band_.predict(network.inputs(X), self.level if level is None else level)
         shape = found.lower.shape  # that of the mean, followed by the levels if there are several
         by_level = (np.moveaxis(part.reshape(*_columns(mean).shape, -1), 2, 0) for part in (found.lower, found.upper))
@@ -212,30 +196,14 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         if hasattr(self.estimator, "__sklearn_tags__"):
             inner = get_tags(self.estimator)
-            tags.input_tags = inner.input_tags
+            tags.input_tags, tags.non_deterministic = inner.input_tags, inner.non_deterministic
             tags.regressor_tags = inner.regressor_tags or tags.regressor_tags
-            tags.non_deterministic = inner.non_deterministic
             tags.input_tags.sparse = False
         return tags
 
     def _new_band(self, module: nn.Module, damping: float | None) -> PredictionIntervals:
-        return PredictionIntervals(
-            module, damping=damping, weight_decay=self.weight_decay, engine=self.engine, memory=self.memory
-        )
-
-    def _check_settings(self) -> None:
-        """Raise if a setting is wrong, before the training."""
-        network = find_network(self.estimator)
-        self._new_band(nn.PReLU(), self.damping)  # any module will do; this one draws no random numbers
-        parse_levels(self.level)
-        share = self.calibration
-        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share < 1:
-            raise ValueError(f"calibration must be the share of the rows to hold out, from 0 to below 1, got {share!r}")
-        if share and network.frozen:
-            raise ValueError(
-                "calibration holds rows out of the training, but a frozen network is trained already: leave it at 0, "
-                "fit, and call calibrate(X, y) with rows that the network was not trained on"
-            )
+        settings: dict[str, Any] = {"weight_decay": self.weight_decay, "engine": self.engine, "memory": self.memory}
+        return PredictionIntervals(module, damping=damping, **settings)
 
     def _check_inputs(self, X: Any) -> None:
         check_is_fitted(self)
@@ -243,14 +211,13 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("Expected 2D array, got 1D array instead. Reshape your data: X.reshape(1, -1) is one row")
         validate_data(self, X, skip_check_array=True, reset=False)
 
-    def _check_noise(self) -> None:
-        if not np.isnan(self.noise_std_).any():
-            return
-        if self.band_.damping_ is None:
+    def _network_with_noise(self) -> WrappedNetwork:
+        if np.isnan(self.noise_std_).any():
             why = "λ is not known: it does not follow from the training; give damping= or weight_decay="
-        else:
-            why = "n − p* leaves no degrees of freedom for the noise: the formula has no answer; give a larger damping="
-        raise ValueError(f"{why}, or calibration=0.2, or call calibrate(X, y) with rows not used in training")
+            if self.band_.damping_ is not None:
+                why = "n − p* leaves no degrees of freedom for the noise; give a larger damping="
+            raise ValueError(f"{why}, or calibration=0.2, or call calibrate(X, y) with rows not used in training")
+        return self._fitted_network()
 
     def _fitted_network(self) -> WrappedNetwork:
         """Return the network, which must be that of the fit: users may have trained a frozen one again."""
@@ -261,19 +228,18 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return network
 
 
+@dataclass(eq=False, repr=False)
 class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """A fitted band as a regressor with a standard deviation, for libraries that take such regressors.
 
-    An example is MAPIE's `SplitConformalRegressor(..., conformity_score="std_normalized", prefit=True)`. The rows that
-    it is conformalised on must not be those that the band was calibrated on; a band that knows λ needs no calibration
-    of its own for this.
+    An example is MAPIE's `SplitConformalRegressor(..., conformity_score="std_normalized", prefit=True)`, conformalised
+    on other rows than the band was calibrated on. A band that knows λ needs no calibration of its own for this.
 
     Args:
         band: A fitted `PredictionIntervals`.
     """
 
-    def __init__(self, band: PredictionIntervals) -> None:
-        self.band = band
+    band: PredictionIntervals
 
     @property
     def is_fitted(self) -> bool:
@@ -283,18 +249,7 @@ class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self.is_fitted
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check that the band is fitted; nothing is trained.
-
-        Args:
-            X: Not used.
-            y: Not used.
-
-        Returns:
-            The regressor itself.
-
-        Raises:
-            NotFittedError: If the band is not fitted.
-        """
+        """Return the regressor itself, or raise NotFittedError if the band is not fitted; nothing is trained."""
         self.band.summary()
         return self
 
@@ -308,11 +263,10 @@ class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Returns:
             The prediction, or a pair of it and the scale σ(x) that the width of an interval is proportional to.
         """
-        # float64 whatever the network's precision: scores are compared with targets in float64
-        if return_std:
-            mean, scale = self.band.predict_mean_and_scale(np.asarray(X))
-            return mean.astype(np.float64), scale.astype(np.float64)
-        return self.band.predict_mean(np.asarray(X)).astype(np.float64)
+        X = np.asarray(X)
+        if not return_std:
+            return self.band.predict_mean(X).astype(np.float64)
+        return tuple(part.astype(np.float64) for part in self.band.predict_mean_and_scale(X))
 
 
 def _check_targets(y: Any) -> np.ndarray:  # (n,) or (n, m), as given
@@ -331,12 +285,3 @@ def _predict(estimator: Any, X: Any) -> np.ndarray:  # (n,), or (n, m) for sever
 
 def _columns(values: np.ndarray) -> np.ndarray:  # (n,) or (n, m) -> (n, m)
     return values.reshape(len(values), -1)
-
-
-def _check_same(predicted: np.ndarray, outputs: np.ndarray) -> None:
-    """Raise if a regressor predicts something other than the outputs of its network."""
-    if not (np.abs(predicted - outputs) <= RELATIVE_TOLERANCE * (np.abs(outputs) + np.ptp(predicted, axis=0))).all():
-        raise ValueError(
-            "the estimator predicts something other than its network's outputs (has a skorch regressor a "
-            "predict_nonlinearity, or a predict of its own?): intervals around these would be wrong"
-        )

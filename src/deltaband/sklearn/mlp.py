@@ -1,7 +1,5 @@
 """scikit-learn's `MLPRegressor` as a torch module, and the λ that follows from its training."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any
@@ -17,13 +15,7 @@ class Exponential(nn.Module):
         return x.exp()
 
 
-ACTIVATIONS = {
-    "identity": nn.Identity,
-    "logistic": nn.Sigmoid,
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "exp": Exponential,
-}
+ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU, "exp": Exponential}
 
 
 def to_torch(estimator: Any) -> nn.Sequential:
@@ -41,17 +33,13 @@ def to_torch(estimator: Any) -> nn.Sequential:
 def damping(estimator: Any, n_rows: int) -> float | None:
     """Return λ of SSE + λ‖W‖² for a fit to `n_rows` rows; None without a penalty of squared errors.
 
-    Each batch B adds to the gradient that of (½·SSE_B + ½·alpha·‖W‖²)/|B|, SSE_B over all outputs, and each counts as
-    one step. So λ is
+    Each batch B is one step along the gradient of (½·SSE_B + ½·alpha·‖W‖²)/|B|, SSE_B over all outputs. So λ is
 
         alpha                      with lbfgs, whose only batch is all rows
         alpha·n·mean of 1/|B|      with sgd and adam: alpha·n/b where the batch size b divides n
 
-    with n the rows trained on, without those that early stopping holds out. A last batch that is smaller than the
-    others counts as much as they do, and is penalised more. Biases are not penalised.
-
-    With several outputs lbfgs gets the mean of their losses with the gradient of their sum, and stops at a minimum of
-    neither: there is no λ.
+    with n the rows trained on, without those that early stopping holds out. Biases are not penalised. With several
+    outputs lbfgs gets the mean of their losses but the gradient of their sum, and stops at a minimum of neither: no λ.
     """
     if estimator.alpha == 0 or getattr(estimator, "loss", "squared_error") != "squared_error":
         return None

@@ -1,12 +1,9 @@
 """The network inside a scikit-learn estimator, with the steps that X and the transforms that y go through."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import is_classifier
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
@@ -14,6 +11,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array
 from torch import nn
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop
 
 from ..target_transform import GRID_POINTS, RELATIVE_ROUNDING, evaluate_monotone, sort_bounds
 from . import mlp
@@ -23,10 +21,7 @@ SUPPORTED = (
     "TransformedTargetRegressor or in a FrozenEstimator"
 )
 # These add weight_decay·w to the gradient. Others shrink the weights directly, and have no λ.
-COUPLED_OPTIMISERS = (
-    *(torch.optim.SGD, torch.optim.ASGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta),
-    *(torch.optim.Adam, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
-)
+COUPLED_OPTIMISERS = (SGD, ASGD, RMSprop, Adagrad, Adadelta, Adam, Adamax, NAdam, RAdam)
 
 
 @dataclass(frozen=True)
@@ -44,8 +39,7 @@ class WrappedNetwork:
             X = step.transform(X)
         if isinstance(self.network, MLPRegressor):
             return check_array(X, dtype=np.float64, input_name="X")
-        # skorch passes on whatever it gets: images, indices
-        return check_array(X, dtype=None, ensure_2d=False, allow_nd=True, input_name="X")
+        return check_array(X, dtype=None, ensure_2d=False, allow_nd=True, input_name="X")  # images, indices
 
     def to_network(self, y: np.ndarray) -> np.ndarray:  # (n,) or (n, m) -> (n, m)
         """Return the targets that the network was trained on."""
@@ -78,10 +72,8 @@ class WrappedNetwork:
         values = self.to_units(np.linspace(low, high, GRID_POINTS))
         line = np.linspace(values[0], values[-1], GRID_POINTS)
         if not (np.abs(values - line) <= RELATIVE_ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
-            raise ValueError(
-                "a standard deviation keeps its meaning only under an affine transform of the target, such as that of "
-                "StandardScaler; use predict_interval, whose bounds follow any monotone one"
-            )
+            why = "a standard deviation keeps its meaning only under an affine transform of the target"
+            raise ValueError(f"{why}; use predict_interval, whose bounds follow any monotone one")
         return std.astype(np.float64) * np.abs((values[-1] - values[0]) / (high - low))
 
     def module(self) -> nn.Module:
@@ -94,16 +86,24 @@ class WrappedNetwork:
             return
         outputs = self.network.predict(inputs[:1])
         if outputs.ndim != y.ndim:
-            raise ValueError(
-                f"the network gives outputs of shape {('n', *outputs.shape[1:])} and was trained on y of shape "
-                f"{('n', *y.shape[1:])}, each against every other: give y.reshape({'-1, 1' if y.ndim == 1 else '-1'})"
-            )
+            shapes = f"outputs of shape {('n', *outputs.shape[1:])} were trained on y of shape {('n', *y.shape[1:])}"
+            raise ValueError(f"{shapes}, each against every other: give y.reshape({'-1, 1' if y.ndim == 1 else '-1'})")
 
     def damping(self, n_rows: int, n_outputs: int) -> float | None:
-        """Return λ where it follows from the training."""
+        """Return λ where it follows from the training; for skorch from a squared loss and one coupled weight decay."""
         if isinstance(self.network, MLPRegressor):
             return mlp.damping(self.network, n_rows)
-        return _skorch_damping(self.network, n_rows, n_outputs)
+        criterion, optimizer = (getattr(self.network, name, None) for name in ("criterion_", "optimizer_"))
+        if type(criterion) is not nn.MSELoss or not isinstance(optimizer, COUPLED_OPTIMISERS):
+            return None
+        decays = {float(group["weight_decay"]) for group in optimizer.param_groups} - {0.0}
+        if len(decays) != 1 or any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
+            return None
+        # the rows and batches of the last epoch, since skorch holds some rows out by default
+        batches = self.network.history[-1]["batches"] if len(self.network.history) else []
+        sizes = [batch["train_batch_size"] for batch in batches if "train_batch_size" in batch]
+        factor = {"mean": (sum(sizes) or n_rows) * n_outputs, "sum": len(sizes)}.get(criterion.reduction)
+        return factor * decays.pop() / 2 if factor else None
 
 
 def find_network(estimator: Any, fitted: bool = False) -> WrappedNetwork:
@@ -118,29 +118,8 @@ def find_network(estimator: Any, fitted: bool = False) -> WrappedNetwork:
         return replace(inner, targets=(estimator.transformer_, *inner.targets)) if fitted else inner
     if hasattr(estimator, "__sklearn_tags__") and is_classifier(estimator):
         raise TypeError(f"{SUPPORTED}; {type(estimator).__name__} is a classifier")
-    if not isinstance(estimator, MLPRegressor) and not all(
-        hasattr(estimator, name) for name in ("module", "criterion", "optimizer")
-    ):
+    is_skorch = all(hasattr(estimator, name) for name in ("module", "criterion", "optimizer"))
+    if not isinstance(estimator, MLPRegressor) and not is_skorch:
         got = repr(estimator) if isinstance(estimator, str | type | None) else type(estimator).__name__
         raise TypeError(f"{SUPPORTED}; got {got}")
     return WrappedNetwork(estimator)
-
-
-def _skorch_damping(net: Any, n_rows: int, n_outputs: int) -> float | None:
-    """Return λ from the optimiser and the loss; None for other losses, and without a coupled weight decay.
-
-    The numbers of rows and batches are those of the last epoch, since skorch holds some rows out by default.
-    """
-    criterion, optimizer = getattr(net, "criterion_", None), getattr(net, "optimizer_", None)
-    if type(criterion) is not nn.MSELoss or not isinstance(optimizer, COUPLED_OPTIMISERS):
-        return None
-    if any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
-        return None
-    decays = {float(group["weight_decay"]) for group in optimizer.param_groups} - {0.0}
-    if len(decays) != 1:  # none, or several
-        return None
-    epoch = net.history[-1] if len(net.history) else {"batches": []}
-    sizes = [batch["train_batch_size"] for batch in epoch["batches"] if "train_batch_size" in batch]
-    factors = {"mean": (sum(sizes) or n_rows) * n_outputs, "sum": len(sizes) or None}
-    factor = factors.get(criterion.reduction)
-    return None if factor is None else factor * decays.pop() / 2
