@@ -199,7 +199,7 @@ def spectra(approximate: Spectrum, exact: Spectrum | None = None, *, ax: Axes | 
 
     ax = _axes(ax)
     for spectrum, start, style, suffix in curves:
-        d, eigenvalues = resolved_spectrum(spectrum)
+        d, eigenvalues = resolved_spectrum(*spectrum)
         index = np.arange(start, start + len(d))
         ax.plot(index, d, color=BLUE, linestyle=style, linewidth=2, label=f"singular values of J{suffix}")
         ax.plot(index, eigenvalues, color=VERMILLION, linestyle=style, linewidth=2, label=f"eigenvalues of Σ⁻¹{suffix}")

@@ -269,7 +269,7 @@ def _spectrum(band: PredictionIntervals, index: int) -> tuple[Markup | None, str
         spectrum = band.spectrum(index)
     except MemoryError as error:
         return None, f"Not shown: {error}"
-    picture = spectrum_picture(spectrum, damping, tips=True)
+    picture = spectrum_picture(*spectrum, damping, tips=True)
     if picture is None:
         return None, "There are no directions to show."
     exact = float(np.atleast_1d(band.error_bound_)[index]) == 0
