@@ -75,23 +75,16 @@ class Intervals:
 
     def _columns(self, output: int = 0, mean_name: str = "prediction", prefix: str = "") -> dict[str, np.ndarray]:
         """Return the columns prediction, lower_95, upper_95, and so on for each level."""
-        mean, lower, upper = (part[:, output] for part in self._arrays())
+        mean, lower, upper = (part[:, output] for part in interval_arrays(self))
         columns = {mean_name: mean}
         for j, name in enumerate(level_names(self, lower.shape[1])):
             suffix = "" if name is None else f"_{name}"
             columns |= {f"{prefix}lower{suffix}": lower[:, j], f"{prefix}upper{suffix}": upper[:, j]}
         return columns
 
-    def _arrays(self, dtype: type | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the mean (n, m) and the bounds (n, m, levels)."""
-        mean, lower, upper = (to_numpy(part, dtype) for part in self)
-        m = math.prod(mean.shape[1:])
-        n_levels = lower.size // mean.size if mean.size else np.asarray(self.level).size
-        return mean.reshape(-1, m), lower.reshape(-1, m, n_levels), upper.reshape(-1, m, n_levels)
-
     def _table(self) -> IntervalTable:
         levels = () if self.level is None else parse_levels(self.level)
-        return IntervalTable(*self._arrays(np.float64), [level_name(level) for level in levels])
+        return IntervalTable(*interval_arrays(self, np.float64), [level_name(level) for level in levels])
 
     def __repr__(self) -> str:
         return self._table().text()
@@ -166,6 +159,14 @@ def level_names(intervals: Intervals, n_levels: int) -> list[str | None]:
 def level_name(level: float) -> str:
     """Return a level as a percentage without a sign: 95, 99.9, 68.27."""
     return f"{100 * level:.10g}"
+
+
+def interval_arrays(intervals: Intervals, dtype: type | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the mean as (n, m) and the bounds as (n, m, levels)."""
+    mean, lower, upper = (to_numpy(part, dtype) for part in intervals)
+    m = math.prod(mean.shape[1:])
+    n_levels = lower.size // mean.size if mean.size else np.asarray(intervals.level).size
+    return mean.reshape(-1, m), lower.reshape(-1, m, n_levels), upper.reshape(-1, m, n_levels)
 
 
 def to_numpy(values: Any, dtype: type | None = np.float64) -> np.ndarray:

@@ -33,7 +33,7 @@ from deltaband.report.evaluation import (
     evaluate,
 )
 from deltaband.report.groups import group_by_width
-from deltaband.report.page import _template, drawn_rows, thinning_remark
+from deltaband.report.page import _template, drawn_rows
 from tests.support.networks import mlp, regression
 
 HOSTILE = "</script><script>alert(1)</script>\"'&<b>"
@@ -475,7 +475,8 @@ def test_the_rows_drawn_are_few_and_misses_among_them(n):
     shown = int(output.missed[drawn].sum())
     assert shown == min(int(output.missed.sum()), 1_000)
     if n > 2_000:
-        assert f"2,000 of 5,000 rows are drawn, all {shown} misses among them. " == thinning_remark(output, drawn)
+        remark = _template().module.thinning(output, drawn)
+        assert remark == f"2,000 of 5,000 rows are drawn, all {shown} misses among them. "
     widest = output.width.argmax()
     assert widest in drawn or output.missed[widest]
 

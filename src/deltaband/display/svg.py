@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .palette import css_colour
 from .text import MINUS, fixed, number
@@ -69,7 +70,7 @@ class Scale:
     end: float
     log: bool = False
 
-    def __call__(self, values: np.ndarray | float) -> np.ndarray:
+    def __call__(self, values: ArrayLike) -> np.ndarray:
         """Return the pixels of these numbers; numbers outside the limits are put at the edge."""
         limits = np.array([self.low, self.high])
         inside = np.clip(np.asarray(values, dtype=np.float64), *limits)
