@@ -474,9 +474,6 @@ def test_the_rows_drawn_are_few_and_misses_among_them(n):
     assert len(drawn) == min(n, 2_000) == len(np.unique(drawn))
     shown = int(output.missed[drawn].sum())
     assert shown == min(int(output.missed.sum()), 1_000)
-    if n > 2_000:
-        remark = _template().module.thinning(output, drawn)
-        assert remark == f"2,000 of 5,000 rows are drawn, all {shown} misses among them. "
     widest = output.width.argmax()
     assert widest in drawn or output.missed[widest]
 
@@ -494,7 +491,17 @@ def test_a_million_rows_make_a_page_of_less_than_a_megabyte(monkeypatch, band, r
     monkeypatch.setattr("deltaband.report.evaluation.ROWS_PER_CHUNK", n)
     page = report.page(band, np.zeros((n, 3)), output.y, columns={"a": np.arange(n), "b": ["x"] * n})
     assert len(page.encode()) < 1_000_000
-    assert "2,000 of 1,000,000 rows are drawn" in words(page)
+    missed = int(output.missed.sum())
+    assert f"2,000 of 1,000,000 rows are drawn, 1,000 of {missed:,} misses among them. " in words(page)
+
+
+def test_a_page_says_how_many_rows_and_misses_are_drawn(band, rows, monkeypatch):
+    X, y = rows[0][NEW], rows[1][NEW]
+    assert "rows are drawn" not in report.page(band, X, y)
+    monkeypatch.setattr(sys.modules["deltaband.report.page"], "MAX_DRAWN_ROWS", 100)
+    n_missed = int(evaluate(band, X, y, 0.95, None).outputs[0].missed.sum())
+    assert 0 < n_missed < 50
+    assert f"missed. 100 of 240 rows are drawn, all {n_missed} misses among them. " in words(report.page(band, X, y))
 
 
 # --- what is refused
