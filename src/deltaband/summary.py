@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from .calibration.calibrate import Calibration
-from .calibration.conformal import AllOutputs, ConformalScale, rows_needed
+from .calibration.conformal import AllOutputs, rows_needed
 from .damping import Damping
 from .data.labels import n_classes
 from .display.notebook import Line
@@ -28,22 +28,20 @@ def regression_summary(
 ) -> list[Line]:
     """Return the lines of the summary of `PredictionIntervals`."""
     fit, m = fits[0], sum(each.n_outputs for each in fits)
-    n = fit.n_rows
-    lines = _model_lines(model, fit)
-    if m > 1:
-        lines.append(("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}"))
-    lines += [("training RMSE", _list(np.sqrt(_of_outputs(fits, "losses") / n))), *_covariance_lines(fits)]
+    task = [] if m == 1 else [("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}")]
+    losses, freedom, noise = (
+        np.concatenate([getattr(each, name) for each in fits]) for name in ("losses", "degrees_of_freedom", "noise_std")
+    )
+    lines = _fit_lines(model, fits, *task, ("training RMSE", _list(np.sqrt(losses / fit.n_rows))))
     if fit.covariance.damping is None:
         hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
         lines.append(("damping λ", f"not given{hint}"))
     else:
-        p_star = np.array([each.effective_parameters for each in fits])
-        share = _list(100 * p_star / (n * m / len(fits)), "{:.0f}")
+        per_row = m // len(fits)
         lines += [
-            ("damping λ", f"{fit.covariance.damping:.4g} ({damping.rule(fit.n_returned)})"),
-            ("effective p*", f"{_list(p_star, '{:.1f}')} ({share}% of {'n' if m == len(fits) else 'n·m'})"),
-            ("degrees of freedom", f"{_list(_of_outputs(fits, 'degrees_of_freedom'), '{:.1f}')} (n − p*)"),
-            ("noise std s", _list(_of_outputs(fits, "noise_std"))),
+            *_damping_lines(fits, damping.rule(fit.n_returned), per_row, "n" if per_row == 1 else "n·m"),
+            ("degrees of freedom", f"{_list(freedom, '{:.1f}')} (n − p*)"),
+            ("noise std s", _list(noise)),
         ]
     return lines if calibration is None else lines + _calibration_lines(calibration, fit)
 
@@ -52,42 +50,45 @@ def classification_summary(
     model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
 ) -> list[Line]:
     """Return the lines of the summary of `ClassificationIntervals`."""
-    fit, n = fits[0], fits[0].n_rows
-    n_all = n_classes(fit.n_returned)
+    fit, n_all = fits[0], n_classes(fits[0].n_returned)
     one_against_rest = fit.n_returned > 2 and fit.n_outputs == 1
-    classes = tuple(c for each in fits for c in each.outputs)
+    classes = [c for each in fits for c in each.outputs]
     some = "the predicted one" if predicted else ", ".join(map(str, classes))
     restriction = "" if len(classes) == n_all and not predicted else f", asked about {some}"
     form = "each against the rest, alone" if one_against_rest else "one Fisher matrix for all"
-    losses = np.array([each.losses.sum() for each in fits]) / n
-    p_star = np.array([each.effective_parameters for each in fits])
     per_label = 1 if one_against_rest else n_all - 1  # how many log-odds one label is about
-    share = _list(100 * p_star / (n * per_label), "{:.0f}")
-    return [
-        *_model_lines(model, fit),
+    task = [
         ("classes", f"{n_all}{restriction}: {form}"),
         ("training accuracy", _list(100 * np.array(accuracies), "{:.2f}%")),
-        ("cross-entropy", _list(losses)),
-        *_covariance_lines(fits),
-        ("damping λ", f"{fit.covariance.damping:.4g} ({damping.rule()})"),
-        ("effective p*", f"{_list(p_star, '{:.1f}')} ({share}% of {'n' if per_label == 1 else f'{per_label}·n'})"),
+        ("cross-entropy", _list(np.array([each.losses.sum() for each in fits]) / fit.n_rows)),
     ]
+    unit = "n" if per_label == 1 else f"{per_label}·n"
+    return _fit_lines(model, fits, *task) + _damping_lines(fits, damping.rule(), per_label, unit)
 
 
-def _model_lines(model: nn.Module, fit: Fit) -> list[Line]:
-    return [
+def _fit_lines(model: nn.Module, fits: Sequence[Fit], *task: Line) -> list[Line]:
+    """Return lines about the network and the covariance, with those about the task between them."""
+    fit = fits[0]
+    lines = [
         ("network", f"{type(model).__name__}, {fit.n_parameters:,} trainable parameters (p)"),
         ("training rows", f"{fit.n_rows:,} (n)"),
+        *task,
+        ("gradients", fit.gradient_method),
+        ("covariance", fit.covariance.describe()),
     ]
-
-
-def _covariance_lines(fits: Sequence[Fit]) -> list[Line]:
-    fit = fits[0]
-    lines = [("gradients", fit.gradient_method), ("covariance", fit.covariance.describe())]
     if fit.error is not None:
         widths = max(each.error.width for each in fits if each.error is not None)
         lines.append(("error of widths", f"{widths:.2%} on average, estimated on {fit.error.n_rows:,} rows"))
     return lines
+
+
+def _damping_lines(fits: Sequence[Fit], rule: str, per_row: int, unit: str) -> list[Line]:
+    p_star = np.array([fit.effective_parameters for fit in fits])
+    share = _list(100 * p_star / (fits[0].n_rows * per_row), "{:.0f}")
+    return [
+        ("damping λ", f"{fits[0].covariance.damping:.4g} ({rule})"),
+        ("effective p*", f"{_list(p_star, '{:.1f}')} ({share}% of {unit})"),
+    ]
 
 
 def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
@@ -103,8 +104,11 @@ def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
         ("  scale", f"√(1 + b·q), b = {_list(b)}" + (" (constant width)" if not b.any() else "")),
     ]
     if not joint and n >= rows_needed(0.95):
-        quantiles = np.array([_standardised_quantile(output) for output in outputs])
-        lines.append(("  95 % quantile", f"{_list(quantiles, '{:.3f}')} standard deviations (Gaussian: 1.960)"))
+        deviations = [math.hypot(*output.standardised) / math.sqrt(n) for output in outputs]
+        quantiles = [s and output.quantile(0.95) / s for output, s in zip(outputs, deviations, strict=True)]
+        lines.append(
+            ("  95 % quantile", f"{_list(np.array(quantiles), '{:.3f}')} standard deviations (Gaussian: 1.960)")
+        )
     scores = [f"{s:.4g}" for s in (calibration.score_before, calibration.score_after) if not math.isnan(s)]
     if not math.isnan(calibration.score_after):
         lines.append(("  interval score", f"{' → '.join(scores)} (95 %, lower is better)"))
@@ -113,18 +117,6 @@ def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
     return lines
 
 
-def _of_outputs(fits: Sequence[Fit], name: str) -> np.ndarray:
-    return np.concatenate([getattr(fit, name) for fit in fits])
-
-
 def _list(values: np.ndarray, form: str = "{:.4g}") -> str:
-    if len(values) <= MAX_LISTED_OUTPUTS:
-        return ", ".join(form.format(value) for value in values)
-    return f"{form.format(values.min())} to {form.format(values.max())}"
-
-
-def _standardised_quantile(conformal: ConformalScale) -> float:
-    """Return the 95 % quantile of the scores in units of their standard deviation."""
-    largest = conformal.standardised[-1] or 1.0
-    deviation = largest * math.sqrt(float(np.mean((conformal.standardised / largest) ** 2)))
-    return conformal.quantile(0.95) / deviation if deviation else 0.0
+    shown = values if len(values) <= MAX_LISTED_OUTPUTS else [values.min(), values.max()]
+    return (", " if len(shown) == len(values) else " to ").join(map(form.format, shown))
