@@ -105,7 +105,7 @@ def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
     ]
     if not joint and n >= rows_needed(0.95):
         deviations = [math.hypot(*output.standardised) / math.sqrt(n) for output in outputs]
-        quantiles = [s and output.quantile(0.95) / s for output, s in zip(outputs, deviations, strict=True)]
+        quantiles = [output.quantile(0.95) / s if s else 0.0 for output, s in zip(outputs, deviations, strict=True)]
         lines.append(
             ("  95 % quantile", f"{_list(np.array(quantiles), '{:.3f}')} standard deviations (Gaussian: 1.960)")
         )

@@ -15,7 +15,7 @@ Line = tuple[str, str]  # of a summary: a label, indented where it belongs to th
 
 MAX_TABLE_ROWS = 5
 MAX_TABLE_OUTPUTS = 3  # of more outputs a table shows the first alone
-WIDTH, HEIGHT = 440, 190  # pixels of a picture
+PICTURE_HEIGHT = 190  # pixels
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class IntervalTable:
         mean, (lower, upper) = shown[:, 0], np.split(shown[:, 1:].T, 2)  # (n,), (levels, n)
         position = np.linspace(1, len(order), len(shown))
         labels = "rows, sorted by prediction", "prediction and interval"
-        axes = Axes((1.0, float(len(order))), svg.axis_limits(shown), *labels, width=WIDTH, height=HEIGHT)
+        axes = Axes((1.0, float(len(order))), svg.axis_limits(shown), *labels, height=PICTURE_HEIGHT)
         widest_first = np.argsort(-(upper - lower).mean(axis=1), kind="stable")
         areas = [axes.area(position, lower[j], upper[j], fill=svg.BAND) for j in widest_first]
         line = axes.line(position, mean, stroke=svg.BLUE)
@@ -99,7 +99,7 @@ def summary_html(
     ]
     parts = [element("p", element("b", title)), element("table", element("tbody", *rows))]
     if spectrum is not None and damping is not None:
-        picture = svg.spectrum_picture(*spectrum, damping, width=WIDTH, height=HEIGHT)
+        picture = svg.spectrum_picture(*spectrum, damping, height=PICTURE_HEIGHT)
         if picture is not None:
             blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (svg.BLUE, svg.VERMILLION))
             parts += [_sized(picture), element("p", blue, "singular values of J, ", red, "eigenvalues of Σ⁻¹")]
@@ -107,4 +107,4 @@ def summary_html(
 
 
 def _sized(picture: Markup) -> Markup:
-    return element("div", picture, style=f"max-width: {WIDTH}px")
+    return element("div", picture, style=f"max-width: {svg.WIDTH}px")

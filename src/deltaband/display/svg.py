@@ -9,16 +9,17 @@ from __future__ import annotations
 import html
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .palette import css_colour
+from .palette import LIGHT
 from .text import MINUS, fixed, number
 
-BLUE, VERMILLION, GREY, BAND = map(css_colour, ("blue", "vermillion", "grey", "band"))
+BLUE, VERMILLION, GREY, BAND = (f"var(--{name}, {LIGHT[name]})" for name in ("blue", "vermillion", "grey", "band"))
+WIDTH = 440  # pixels of a picture
 DASHED = {"stroke": GREY, "stroke_width": 1.5, "stroke_dasharray": "4 3"}
 FONT_SIZE = 12  # pixels
 DIGIT_WIDTH = 6.6  # pixels, approximately, at FONT_SIZE
@@ -47,12 +48,10 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
     for key, value in attributes.items():
         if value is not None:
             opening += " " + key.rstrip("_").replace("_", "-") + ("" if value is True else f'="{escape(str(value))}"')
-    return Markup(f"<{opening}/>" if name in VOID_ELEMENTS else f"<{opening}>{join(children)}</{name}>")
-
-
-def join(parts: Iterable[str]) -> Markup:
-    """Concatenate markup and text; the text is escaped."""
-    return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
+    if name in VOID_ELEMENTS:
+        return Markup(f"<{opening}/>")
+    content = "".join(child if isinstance(child, Markup) else escape(child) for child in children)
+    return Markup(f"<{opening}>{content}</{name}>")
 
 
 def escape(text: str) -> Markup:
@@ -117,18 +116,18 @@ class Axes:
     x_label: str = ""
     y_label: str = ""
     _: KW_ONLY
-    width: int = 440
     height: int = 300
     log: bool = False
     ticks: Sequence[tuple[float, str]] | None = None  # of both axes; by default round numbers
 
     def __post_init__(self) -> None:
+        self.x_span = np.array(self.x_limits)
         top, bottom = (28 if self.y_label else 8), self.height - (40 if self.x_label else 22)
         self.y = Scale(*self.y_limits, bottom, top, self.log)
         self.y_ticks = self.y.ticks(max(3, self.height // 50)) if self.ticks is None else self.ticks
         left = 10 + DIGIT_WIDTH * max((len(text) for _, text in self.y_ticks), default=0)
-        self.x = Scale(*self.x_limits, left, self.width - 20, self.log)
-        self.x_ticks = self.x.ticks(max(2, self.width // 90)) if self.ticks is None else self.ticks
+        self.x = Scale(*self.x_limits, left, WIDTH - 20, self.log)
+        self.x_ticks = self.x.ticks(max(2, WIDTH // 90)) if self.ticks is None else self.ticks
 
     def picture(self, *marks: str, describe: str) -> Markup:
         """Return the SVG element of the axes and these marks; `describe` is for readers who cannot see it."""
@@ -150,12 +149,8 @@ class Axes:
         ink = {"fill": "currentColor", "fill_opacity": 0.75, "font_size": FONT_SIZE}
         lines = element("g", *grid, stroke="currentColor", stroke_opacity=0.16)
         about = {"role": "img", "aria_label": describe, "xmlns": "http://www.w3.org/2000/svg"}
-        box = f"0 0 {self.width} {self.height}"
+        box = f"0 0 {WIDTH} {self.height}"
         return element("svg", lines, *marks, element("g", *words, **ink), viewBox=box, **about)
-
-    @property
-    def x_span(self) -> np.ndarray:
-        return np.array(self.x_limits)
 
     def line(self, x: np.ndarray, y: np.ndarray, **attributes: object) -> Markup:
         attributes = {"fill": "none", "stroke_width": 2, "stroke_linejoin": "round", **attributes}
@@ -174,7 +169,7 @@ class Axes:
 
 
 def spectrum_picture(
-    d: np.ndarray, eigenvalues: np.ndarray, damping: float, *, tips: bool = False, width: int = 440, height: int = 300
+    d: np.ndarray, eigenvalues: np.ndarray, damping: float, *, tips: bool = False, height: int = 300
 ) -> Markup | None:
     """Draw singular values d of J and eigenvalues of Σ⁻¹, with a line at √λ, below which damping dominates.
 
@@ -186,7 +181,7 @@ def spectrum_picture(
     root = math.sqrt(damping)
     shown = np.concatenate([d, eigenvalues[eigenvalues > 0], [root] if root > 0 else []])
     y_limits = float(shown.min()) / 1.3, float(shown.max()) * 1.3
-    axes = Axes((1.0, max(2.0, len(d))), y_limits, "index", "value", log=True, width=width, height=height)
+    axes = Axes((1.0, max(2.0, len(d))), y_limits, "index", "value", log=True, height=height)
     marks = []
     if root > 0:
         place = {"x": pixel(axes.x.start), "y": pixel(axes.y(root)), "dx": 4, "dy": -5}

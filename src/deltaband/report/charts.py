@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from ..display import svg
-from ..display.svg import Axes, Markup, element, join
+from ..display.svg import Axes, Markup, element
 from ..display.text import percent
 from ..results import level_name
 from .evaluation import CONFIDENCE, Coverage, OutputEvaluation
 
 MIN_ROWS_FOR_OUTLIERS = 100
-
-
-class RowsPicture(NamedTuple):
-    """A picture with one dot per row, and whether dots lie beyond its axes."""
-
-    picture: Markup
-    is_clipped: bool
 
 
 def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
@@ -45,8 +37,8 @@ def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
     )
 
 
-def sorted_by_width(output: OutputEvaluation, drawn: np.ndarray) -> RowsPicture:
-    """Draw intervals and targets relative to the prediction, from the narrowest interval to the widest."""
+def sorted_by_width(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Markup, bool]:
+    """Draw intervals and targets relative to the prediction, sorted by width; return whether dots are at the edge."""
     order = np.argsort(output.width, kind="stable")
     position = 1 + np.argsort(order)
     mean, lower, upper = output.intervals
@@ -60,14 +52,14 @@ def sorted_by_width(output: OutputEvaluation, drawn: np.ndarray) -> RowsPicture:
     picture = axes.picture(
         axes.area(position[curve], low, high, fill=svg.BAND),
         axes.line(axes.x_span, np.zeros(2), stroke=svg.BLUE, stroke_width=1),
-        _row_dots(axes, position[drawn], error, drawn, output.missed),
+        *_row_dots(axes, position[drawn], error, drawn, output.missed),
         describe="Targets less predictions and their intervals, sorted by width",
     )
-    return RowsPicture(picture, len(inliers) < len(shown))
+    return picture, len(inliers) < len(shown)
 
 
-def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> RowsPicture:
-    """Draw absolute errors over widths; dots above half the width are misses, where intervals are symmetric."""
+def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Markup, bool]:
+    """Draw absolute errors over widths, with a line at half the width, and return whether dots are at the edge."""
     drawn = drawn[np.isfinite(output.width[drawn])]
     error, width = np.abs(output.y - output.intervals.mean)[drawn], output.width[drawn]
     wide, high = without_outliers(width), without_outliers(error)
@@ -77,10 +69,10 @@ def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> RowsPict
     x = np.clip(axes.x_span, 2 * axes.y.low, 2 * axes.y.high)  # the line ends where the picture does
     picture = axes.picture(
         axes.line(x, x / 2, **svg.DASHED),
-        _row_dots(axes, width, error, drawn, output.missed),
+        *_row_dots(axes, width, error, drawn, output.missed),
         describe="Absolute errors over the width of the interval",
     )
-    return RowsPicture(picture, min(len(wide), len(high)) < len(drawn))
+    return picture, min(len(wide), len(high)) < len(drawn)
 
 
 def coverage_whisker(coverage: Coverage, low: float, off: bool) -> Markup:
@@ -106,7 +98,7 @@ def without_outliers(values: np.ndarray) -> np.ndarray:
     return finite[(finite >= low - (high - low)) & (finite <= high + (high - low))]
 
 
-def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, missed: np.ndarray) -> Markup:
+def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, missed: np.ndarray) -> list[Markup]:
     """Draw one dot per row, with misses larger and on top."""
 
     def dots(which: np.ndarray, radius: float, **attributes: object) -> Markup:
@@ -114,4 +106,4 @@ def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, misse
         return element("g", *circles, **attributes)
 
     gone = missed[drawn]
-    return join([dots(~gone, 2, fill=svg.GREY, fill_opacity=0.7), dots(gone, 3, fill=svg.VERMILLION, class_="missed")])
+    return [dots(~gone, 2, fill=svg.GREY, fill_opacity=0.7), dots(gone, 3, fill=svg.VERMILLION, class_="missed")]

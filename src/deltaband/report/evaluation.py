@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from .. import metrics
 from ..calibration.calibrate import EXCESS_SEEN_SHARE
 from ..calibration.conformal import AllOutputs
 from ..data.batches import check_lengths, read_targets
@@ -123,19 +122,6 @@ class OutputEvaluation:
         """Return whether a group is covered too rarely, also in comparison with all rows."""
         least = min(self.coverage.level, self.coverage.share)
         return replace(self.coverage_of(rows, n_groups), level=least).verdict == "too low"
-
-    @property
-    def relative_width(self) -> float | None:
-        """The mean width in standard deviations of the targets; None where all targets are equal."""
-        return None if np.ptp(self.y) == 0 else float(metrics.mean_width(self.y, self.intervals))
-
-    @property
-    def score(self) -> float:
-        return float(metrics.interval_score(self.y, self.intervals))
-
-    @property
-    def correlation(self) -> float:
-        return float(metrics.width_error_correlation(self.y, self.intervals))
 
 
 class Evaluation(NamedTuple):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import metrics
 from ..display.palette import style_sheet
 from ..display.svg import Markup, evenly_spaced, spectrum_picture
 from ..display.text import decimals, fixed, number, percent
@@ -127,6 +128,7 @@ def _template() -> Template:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.globals |= {
         "charts": charts,
+        "metrics": metrics,
         "version": __version__,
         "style": Markup(style),
         "script": Markup(script),
