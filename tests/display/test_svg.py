@@ -68,6 +68,6 @@ def test_limits_hold_all_numbers_and_are_an_interval(values):
 
 
 def test_an_axis_of_equal_numbers_can_be_drawn():
-    axes = Axes(axis_limits(np.array([3.0, 3.0])), axis_limits(np.zeros(2)))
+    axes = Axes(axis_limits(np.array([3.0, 3.0])), axis_limits(np.zeros(2)), "x", "y")
     assert np.isfinite(axes.x(3.0))
     assert np.isfinite(axes.y(0.0))

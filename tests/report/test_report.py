@@ -162,8 +162,8 @@ def test_the_chance_range_of_a_calibrated_band_knows_that_its_quantile_is_an_est
     shares = np.mean(rng.uniform(size=(2000, 500)) <= quantile[:, None], axis=1)
     assert 0.93 < np.mean((low <= shares) & (shares <= high)) < 0.97
     narrow = chance_range(0.9, 500)
-    assert low < narrow.low
-    assert high > narrow.high
+    assert low < narrow[0]
+    assert high > narrow[1]
 
 
 def test_a_coverage_is_off_only_where_it_matters_and_chance_does_not_explain_it():

@@ -88,15 +88,11 @@ def summary_html(
     title: str, lines: Sequence[Line], spectrum: tuple[np.ndarray, np.ndarray] | None, damping: float | None
 ) -> Markup:
     """Return the summary of a fit as a table above a picture of its spectrum, if there is one."""
-    left, indented = "text-align: left; ", "padding-left: 2em"
-    rows = [
-        element(
-            "tr",
-            element("th", label.strip(), style=left + (indented if label != label.lstrip() else "")),
-            element("td", text, style=left),
-        )
-        for label, text in lines
-    ]
+    rows, left = [], "text-align: left; "
+    for label, text in lines:
+        indent = "" if label == label.lstrip() else "padding-left: 2em"
+        head = element("th", label.strip(), style=left + indent)
+        rows.append(element("tr", head, element("td", text, style=left)))
     parts = [element("p", element("b", title)), element("table", element("tbody", *rows))]
     if spectrum is not None and damping is not None:
         picture = svg.spectrum_picture(*spectrum, damping, height=PICTURE_HEIGHT)

@@ -113,8 +113,8 @@ class Axes:
 
     x_limits: tuple[float, float]
     y_limits: tuple[float, float]
-    x_label: str = ""
-    y_label: str = ""
+    x_label: str
+    y_label: str  # above its axis, where it is horizontal
     _: KW_ONLY
     height: int = 300
     log: bool = False
@@ -122,8 +122,7 @@ class Axes:
 
     def __post_init__(self) -> None:
         self.x_span = np.array(self.x_limits)
-        top, bottom = (28 if self.y_label else 8), self.height - (40 if self.x_label else 22)
-        self.y = Scale(*self.y_limits, bottom, top, self.log)
+        self.y = Scale(*self.y_limits, self.height - 40, 28, self.log)
         self.y_ticks = self.y.ticks(max(3, self.height // 50)) if self.ticks is None else self.ticks
         left = 10 + DIGIT_WIDTH * max((len(text) for _, text in self.y_ticks), default=0)
         self.x = Scale(*self.x_limits, left, WIDTH - 20, self.log)
@@ -141,11 +140,9 @@ class Axes:
             x = pixel(self.x(value))
             grid.append(element("line", x1=x, x2=x, y1=pixel(bottom), y2=pixel(bottom + 4)))
             words.append(element("text", text, x=x, y=pixel(bottom + 17), text_anchor="middle"))
-        if self.x_label:
-            middle = pixel((left + right) / 2)
-            words.append(element("text", self.x_label, x=middle, y=self.height - 6, text_anchor="middle"))
-        if self.y_label:  # above its axis, where it is horizontal
-            words.append(element("text", self.y_label, x=2, y=12))
+        middle = pixel((left + right) / 2)
+        words.append(element("text", self.x_label, x=middle, y=self.height - 6, text_anchor="middle"))
+        words.append(element("text", self.y_label, x=2, y=12))
         ink = {"fill": "currentColor", "fill_opacity": 0.75, "font_size": FONT_SIZE}
         lines = element("g", *grid, stroke="currentColor", stroke_opacity=0.16)
         about = {"role": "img", "aria_label": describe, "xmlns": "http://www.w3.org/2000/svg"}

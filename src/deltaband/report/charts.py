@@ -100,10 +100,9 @@ def without_outliers(values: np.ndarray) -> np.ndarray:
 
 def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, missed: np.ndarray) -> list[Markup]:
     """Draw one dot per row, with misses larger and on top."""
-
-    def dots(which: np.ndarray, radius: float, **attributes: object) -> Markup:
-        circles = (axes.dot(x[k], y[k], radius, data_row=drawn[k]) for k in np.flatnonzero(which))
-        return element("g", *circles, **attributes)
-
     gone = missed[drawn]
-    return [dots(~gone, 2, fill=svg.GREY, fill_opacity=0.7), dots(gone, 3, fill=svg.VERMILLION, class_="missed")]
+    covered_style, missed_style = {"fill": svg.GREY, "fill_opacity": 0.7}, {"fill": svg.VERMILLION, "class_": "missed"}
+    return [
+        element("g", *(axes.dot(x[k], y[k], radius, data_row=drawn[k]) for k in np.flatnonzero(which)), **style)
+        for which, radius, style in ((~gone, 2, covered_style), (gone, 3, missed_style))
+    ]

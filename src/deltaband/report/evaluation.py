@@ -27,12 +27,7 @@ ROWS_PER_CHUNK = 2**16  # limits the memory for the bounds of all levels
 Verdict = Literal["as asked", "too low", "too high"]
 
 
-class Range(NamedTuple):
-    low: float
-    high: float
-
-
-def chance_range(level: float, n: int, calibration_rows: int | None = None, n_groups: int = 1) -> Range:
+def chance_range(level: float, n: int, calibration_rows: int | None = None, n_groups: int = 1) -> tuple[float, float]:
     """Return where the covered share of n rows lies, up to chance, if the coverage equals the level.
 
     The share is binomial. With c calibration rows the range is over all draws of these: the coverage then is
@@ -46,7 +41,7 @@ def chance_range(level: float, n: int, calibration_rows: int | None = None, n_gr
         k = min(int(np.ceil((calibration_rows + 1) * level - 1e-9)), calibration_rows)
         distribution = betabinom(n, k, calibration_rows + 1 - k)
     alpha = (1 - CONFIDENCE) / 2 / n_groups
-    return Range(*(distribution.ppf([alpha, 1 - alpha]) / n).tolist())
+    return float(distribution.ppf(alpha)) / n, float(distribution.ppf(1 - alpha)) / n
 
 
 @dataclass(frozen=True)
@@ -64,17 +59,15 @@ class Coverage:
         return self.covered / self.n
 
     @cached_property
-    def confidence_interval(self) -> Range:
+    def confidence_interval(self) -> tuple[float, float]:
         """The interval of Clopper and Pearson for the coverage."""
-        from scipy.special import betaincinv
+        from scipy.stats import binomtest
 
-        alpha, missed = (1 - CONFIDENCE) / 2, self.n - self.covered
-        low = betaincinv(self.covered, missed + 1, alpha) if self.covered else 0.0
-        high = betaincinv(self.covered + 1, missed, 1 - alpha) if missed else 1.0
-        return Range(float(low), float(high))
+        low, high = binomtest(self.covered, self.n, self.level).proportion_ci(CONFIDENCE, "exact")
+        return float(low), float(high)
 
     @cached_property
-    def chance_range(self) -> Range:
+    def chance_range(self) -> tuple[float, float]:
         return chance_range(self.level, self.n, n_groups=self.n_groups)
 
     @property

@@ -105,9 +105,7 @@ def group_by_value(column: Column) -> list[Group]:
     if len(different) <= MAX_SINGLE_NUMBERS:
         groups = [Group(column.format(value), finite[found == value]) for value in different]
     else:
-        last = [
-            -(-k * len(found) // N_QUANTILE_GROUPS) - 1 for k in range(1, N_QUANTILE_GROUPS)
-        ]  # of each, without ties
+        last = np.ceil(np.arange(1, N_QUANTILE_GROUPS) * len(found) / N_QUANTILE_GROUPS).astype(int) - 1  # if no ties
         part = np.searchsorted(np.unique(np.sort(found)[last]), found, side="left")
         groups = [
             Group(f"{column.format(of_part.min())} to {column.format(of_part.max())}", finite[part == k])

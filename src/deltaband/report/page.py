@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,14 @@ from .. import metrics
 from ..display.palette import style_sheet
 from ..display.svg import Markup, evenly_spaced, spectrum_picture
 from ..display.text import decimals, fixed, number, percent
+from ..engines import Spectrum
 from ..intervals import PredictionIntervals
 from ..results import level_name
 from ..validation import describe
 from ..version import __version__
 from . import charts
 from .evaluation import OutputEvaluation, evaluate
-from .groups import Column, Group, group_by_value, group_by_width, named_items, read_column
+from .groups import Column, group_by_value, group_by_width, named_items, read_column
 
 if TYPE_CHECKING:  # jinja2 is an extra, loaded when a page is rendered
     from jinja2 import Template
@@ -45,9 +46,7 @@ def page(
     title: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> str:
-    """Return an HTML page that shows how good the intervals are for the rows `x`.
-
-    The page contains everything that it needs and loads nothing.
+    """Return an HTML page, which loads nothing, that shows how good the intervals are for the rows `x`.
 
     Args:
         band: Fitted intervals.
@@ -68,13 +67,11 @@ def page(
     """
     template = _template()
     evaluation = evaluate(band, x, y, level, outputs)
-    given = named_items(columns, "columns")
+    given, added = named_items(columns, "columns"), named_items(settings, "settings")
     if names is not None:
         features = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
         if isinstance(names, str) or features.ndim != 2 or len(names) != features.shape[1]:
-            raise ValueError(
-                f"names must be one for each feature of an x of shape (n, d), got {names!r} for {describe(x)}"
-            )
+            raise ValueError(f"names must be one for each feature, x of shape (n, d), got {names!r} and {describe(x)}")
         given = dict(zip(map(str, names), features.T, strict=True)) | given
     read = {name: read_column(name, values, evaluation.outputs[0].coverage.n) for name, values in given.items()}
     by_deviation = sorted(evaluation.outputs, key=lambda each: -abs(each.coverage.share - each.coverage.level))
@@ -89,10 +86,7 @@ def page(
         n_infinite=sum(int(np.isinf(output.width).sum()) for output in evaluation.outputs),
         sections=[_section(output, read, n_drawn) for output in detailed],
         spectrum=partial(_spectrum, band),
-        settings=[
-            *band.summary_lines(),
-            *((name, str(text)) for name, text in named_items(settings, "settings").items()),
-        ],
+        settings=[*band.summary_lines(), *((name, str(text)) for name, text in added.items())],
     )
     return text.encode("utf-8", "replace").decode("utf-8")  # no file can hold lone surrogates
 
@@ -129,6 +123,7 @@ def _template() -> Template:
     environment.globals |= {
         "charts": charts,
         "metrics": metrics,
+        "spectrum_picture": partial(spectrum_picture, tips=True),
         "version": __version__,
         "style": Markup(style),
         "script": Markup(script),
@@ -144,8 +139,6 @@ def _hash(text: str) -> str:
 
 def _section(output: OutputEvaluation, columns: Mapping[str, Column], n_drawn: int) -> dict[str, Any]:
     """Return the contents of the section of one output."""
-    drawn = drawn_rows(output, n_drawn)
-    units = partial(fixed, decimals=decimals(output.width))
     groups = [("width", group_by_width(output.width))]
     groups += [(name, group_by_value(column)) for name, column in columns.items()]
     undercovered = sorted(
@@ -155,14 +148,21 @@ def _section(output: OutputEvaluation, columns: Mapping[str, Column], n_drawn: i
         for group in of_column
         if output.is_undercovered(group.rows, len(of_column))
     )
+    units = partial(fixed, decimals=decimals(output.width))
+    drawn = drawn_rows(output, n_drawn)
+    in_tips = dict(itertools.islice(columns.items(), MAX_TIP_COLUMNS))
+    tips = {}
+    for row in drawn.tolist():
+        mean, lower, upper, target = (units(part[row]) for part in (*output.intervals, output.y))
+        tips[row] = [mean, f"{lower} to {upper}", target, *(each.format(each.values[row]) for each in in_tips.values())]
     return {
         "output": output,
         "drawn": drawn,
         "units": units,
         "undercovered": undercovered,
-        "groups": [(name, _group_rows(output, of_column)) for name, of_column in groups],
+        "groups": groups,
         "widest": np.argsort(-output.width, kind="stable")[:N_WIDEST_ROWS],
-        "tips": _tips(output, drawn, columns, units),
+        "tips": {"names": ["prediction", "interval", "target", *in_tips], "rows": tips},  # for the script
     }
 
 
@@ -176,45 +176,11 @@ def drawn_rows(output: OutputEvaluation, count: int) -> np.ndarray:
     return np.sort(np.concatenate([missed, evenly_spaced(order[~output.missed[order]], count - len(missed))]))
 
 
-def _group_rows(output: OutputEvaluation, groups: Sequence[Group]) -> list[tuple[Any, ...]]:
-    """Return name, coverage, whether that is too low, its picture and the mean width of each group."""
-    coverages = [output.coverage_of(group.rows, len(groups)) for group in groups]
-    level = output.coverage.level
-    low = max(0.0, min(level - 2 * (1 - level), *(each.confidence_interval.low for each in coverages)))
-    rows = []
-    for group, coverage in zip(groups, coverages, strict=True):
-        off = coverage.verdict == "too low" and output.has_own_level
-        whisker = charts.coverage_whisker(coverage, low, off)
-        rows.append((group.name, coverage, off, whisker, float(output.width[group.rows].mean())))
-    return rows
-
-
-def _tips(
-    output: OutputEvaluation, drawn: np.ndarray, columns: Mapping[str, Column], units: Callable[[float], str]
-) -> dict[str, Any]:
-    """Return the tooltip of each row that is drawn, for the script."""
-    shown = dict(itertools.islice(columns.items(), MAX_TIP_COLUMNS))
-    rows = {}
-    for row in drawn.tolist():
-        mean, lower, upper, target = (units(part[row]) for part in (*output.intervals, output.y))
-        of_columns = [column.format(column.values[row]) for column in shown.values()]
-        rows[row] = [mean, f"{lower} to {upper}", target, *of_columns]
-    return {"names": ["prediction", "interval", "target", *shown], "rows": rows}
-
-
-def _spectrum(band: PredictionIntervals, index: int) -> tuple[Markup | None, str]:
-    """Return the picture of the spectrum of one fit and its caption, or None and why there is no picture."""
-    fit, damping = band.fits_[index], band.damping_
-    if damping is None:
-        return None, "λ is not known, and the spectrum of Σ⁻¹ depends on it."
+def _spectrum(band: PredictionIntervals, index: int) -> Spectrum | str:
+    """Return the spectrum of one fit, or why there is none."""
+    if band.damping_ is None:
+        return "λ is not known, and the spectrum of Σ⁻¹ depends on it."
     try:
-        spectrum = band.spectrum(index)
+        return band.spectrum(index)
     except MemoryError as error:
-        return None, f"Not shown: {error}"
-    picture = spectrum_picture(*spectrum, damping, tips=True)
-    if picture is None:
-        return None, "There are no directions to show."
-    kept = f"{len(spectrum.singular_values):,} directions are kept"
-    rank = f"Exact: all {kept}." if fit.covariance.is_exact else f"{kept} (the rank)."
-    p_star = number(fit.effective_parameters)
-    return picture, f"{rank} λ = {number(damping)}, p* = {p_star}; directions below √λ are mostly damped away."
+        return f"Not shown: {error}"
