@@ -15,7 +15,7 @@ Line = tuple[str, str]  # of a summary: a label, indented where it belongs to th
 
 MAX_TABLE_ROWS = 5
 MAX_TABLE_OUTPUTS = 3  # of more outputs a table shows the first alone
-PICTURE_HEIGHT = 190  # pixels
+PICTURE_HEIGHT, SIZE = 190, f"max-width: {svg.WIDTH}px"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class IntervalTable:
         widest_first = np.argsort(-(upper - lower).mean(axis=1), kind="stable")
         areas = [axes.area(position, lower[j], upper[j], fill=svg.BAND) for j in widest_first]
         line = axes.line(position, mean, stroke=svg.BLUE)
-        return _sized(axes.picture(*areas, line, describe="Predictions within their intervals"))
+        return element("div", axes.picture(*areas, line, describe="Predictions within their intervals"), style=SIZE)
 
 
 def summary_html(
@@ -98,9 +98,8 @@ def summary_html(
         picture = svg.spectrum_picture(*spectrum, damping, height=PICTURE_HEIGHT)
         if picture is not None:
             blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (svg.BLUE, svg.VERMILLION))
-            parts += [_sized(picture), element("p", blue, "singular values of J, ", red, "eigenvalues of Σ⁻¹")]
+            parts += [
+                element("div", picture, style=SIZE),
+                element("p", blue, "singular values of J, ", red, "eigenvalues of Σ⁻¹"),
+            ]
     return element("div", *parts)
-
-
-def _sized(picture: Markup) -> Markup:
-    return element("div", picture, style=f"max-width: {svg.WIDTH}px")

@@ -1,8 +1,4 @@
-"""Axes and marks as SVG, and the elements of HTML and SVG as text.
-
-Colours are CSS variables with a fallback, and ink is the colour of the surrounding text: a page can have a dark mode,
-and a notebook needs no style sheet.
-"""
+"""Elements of HTML and SVG as text, and pictures with axes, for dark pages and for notebooks without a style sheet."""
 
 from __future__ import annotations
 
@@ -39,14 +35,10 @@ class Markup(str):
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
-    """Return `<name key="value">children</name>`, with all text escaped.
-
-    `class_` stands for the attribute class and `data_row` for data-row. An attribute that is None is left out, one
-    that is True has no value.
-    """
+    """Return `<name key="value">children</name>`, escaped; attributes that are None are left out, True has no value."""
     opening = name
     for key, value in attributes.items():
-        if value is not None:
+        if value is not None:  # class_ stands for class, data_row for data-row
             opening += " " + key.rstrip("_").replace("_", "-") + ("" if value is True else f'="{escape(str(value))}"')
     if name in VOID_ELEMENTS:
         return Markup(f"<{opening}/>")
@@ -168,10 +160,7 @@ class Axes:
 def spectrum_picture(
     d: np.ndarray, eigenvalues: np.ndarray, damping: float, *, tips: bool = False, height: int = 300
 ) -> Markup | None:
-    """Draw singular values d of J and eigenvalues of Σ⁻¹, with a line at √λ, below which damping dominates.
-
-    With `tips` the points of the curve carry a text for the report's script. Returns None where nothing is to be drawn.
-    """
+    """Draw singular values d of J and eigenvalues of Σ⁻¹, with a line at √λ; None where there is nothing to draw."""
     d, eigenvalues = resolved_spectrum(d, eigenvalues)
     if len(d) == 0:
         return None
@@ -186,7 +175,7 @@ def spectrum_picture(
         marks += [axes.line(axes.x_span, np.full(2, root), **DASHED), label]
     kept = np.unique(np.geomspace(1, len(d), CURVE_POINTS).round().astype(np.int64)) - 1
     marks += [axes.line(kept + 1, values[kept], stroke=hue) for values, hue in ((eigenvalues, VERMILLION), (d, BLUE))]
-    if tips:
+    if tips:  # for the script of the report
         text = "number {:,}\nsingular value of J: {}\neigenvalue of Σ⁻¹: {}"
         tip = {k: text.format(k + 1, number(d[k]), number(eigenvalues[k])) for k in kept}
         dots = (axes.dot(k + 1, d[k], 3.5, data_tip=tip[k]) for k in kept)
