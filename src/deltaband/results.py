@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,8 +56,7 @@ class Intervals:
 
         Args:
             index: The index of the frame, for example that of the inputs.
-            outputs: Names of the outputs, by default 0, 1, …. With several outputs the columns have two levels:
-                `frame[name]` is the frame of one output.
+            outputs: Names of the outputs, by default 0, 1, …; of several, `frame[name]` is the frame of one.
 
         Returns:
             The data frame, in the precision of the intervals.
@@ -164,16 +162,15 @@ def level_name(level: float) -> str:
 def interval_arrays(intervals: Intervals, dtype: type | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the mean as (n, m) and the bounds as (n, m, levels)."""
     mean, lower, upper = (to_numpy(part, dtype) for part in intervals)
-    m = math.prod(mean.shape[1:])
+    m = int(np.prod(mean.shape[1:]))
     n_levels = lower.size // mean.size if mean.size else np.asarray(intervals.level).size
     return mean.reshape(-1, m), lower.reshape(-1, m, n_levels), upper.reshape(-1, m, n_levels)
 
 
 def to_numpy(values: Any, dtype: type | None = np.float64) -> np.ndarray:
     """Return an array, a tensor or a list as an array; `dtype=None` keeps its type."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values if dtype is None else values.double()  # NumPy has no bfloat16
+    if isinstance(values, Tensor):  # NumPy has no bfloat16
+        values = (values if dtype is None else values.double()).numpy(force=True)
     return np.asarray(values, dtype=dtype)
 
 

@@ -191,9 +191,7 @@ def resolved_spectrum(d: np.ndarray, eigenvalues: np.ndarray) -> tuple[np.ndarra
 
 def evenly_spaced(values: np.ndarray, count: int) -> np.ndarray:
     """Return at most this many of the values, evenly spaced, the first and the last among them."""
-    if len(values) <= count:
-        return values
-    return values[np.linspace(0, len(values) - 1, count).round().astype(np.int64)]
+    return values[np.linspace(0, len(values) - 1, min(len(values), count)).round().astype(np.int64)]
 
 
 def pixel(value: np.ndarray | float) -> str:

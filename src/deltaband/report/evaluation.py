@@ -24,8 +24,6 @@ CONFIDENCE = 0.95  # of every statement about chance
 MIN_RELATIVE_DEVIATION = 0.1  # of the share of missed rows; a smaller deviation from 1 − level does not matter
 ROWS_PER_CHUNK = 2**16  # limits the memory for the bounds of all levels
 
-Verdict = Literal["as asked", "too low", "too high"]
-
 
 def chance_range(level: float, n: int, calibration_rows: int | None = None, n_groups: int = 1) -> tuple[float, float]:
     """Return where the covered share of n rows lies, up to chance, if the coverage equals the level.
@@ -71,7 +69,7 @@ class Coverage:
         return chance_range(self.level, self.n, n_groups=self.n_groups)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["as asked", "too low", "too high"]:
         """Whether the share deviates from the level by more than chance explains, and by enough to matter."""
         low, high = self.chance_range
         if low <= self.share <= high or abs(self.share - self.level) <= MIN_RELATIVE_DEVIATION * (1 - self.level):

@@ -15,7 +15,6 @@ from ..display.text import INFINITY, decimals, fixed, number
 from ..validation import describe
 
 MISSING = "missing"
-SECONDS_PER_DAY = 86_400.0
 MAX_SINGLE_NUMBERS = 8  # a column with at most so many different numbers has a group for each
 MAX_CATEGORIES = 10  # of more categories the rarest share the last group
 N_QUANTILE_GROUPS = 5  # for a column of many different numbers
@@ -41,8 +40,7 @@ class Column:
             return str(value)
         if self.kind == "number":
             return fixed(float(value), self._decimals)
-        moment = np.datetime64(int(value), "s")
-        return str(moment.astype("datetime64[D]") if value % SECONDS_PER_DAY == 0 else moment).replace("T", " ")
+        return str(np.datetime64(int(value), "s")).removesuffix("T00:00:00").replace("T", " ")
 
 
 class Group(NamedTuple):
