@@ -93,7 +93,7 @@ def test_a_band_without_a_level_is_still_drawn(x):
 def test_a_band_has_one_input(x):
     with pytest.raises(ValueError, match=r"x must have shape \(n,\) or \(n, 1\) with at least one row, got \(4, 2\)"):
         plots.band(np.stack([x, x], axis=1), around_twice(x, 1.0))
-    with pytest.raises(ValueError, match="3 inputs, 4 intervals"):
+    with pytest.raises(ValueError, match="x and intervals must have as many rows, got 3 and 4"):
         plots.band(x[:3], around_twice(x, 1.0))
 
 

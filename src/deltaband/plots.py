@@ -16,18 +16,14 @@ from .validation import check_index
 if TYPE_CHECKING:  # matplotlib is an extra, loaded when a figure is drawn
     from matplotlib.axes import Axes
 
+XY = tuple[Any, Any] | None
+
 BLUE, VERMILLION, GREY, INK = LIGHT["blue"], LIGHT["vermillion"], LIGHT["grey"], "#222222"
 MIN_TINT, MAX_TINT = 0.2, 0.55  # the share of blue in the widest and in the narrowest of nested intervals
 
 
 def band(
-    x: Any,
-    intervals: Intervals,
-    *,
-    data: tuple[Any, Any] | None = None,
-    targets: Any = None,
-    truth: tuple[Any, Any] | None = None,
-    ax: Axes | None = None,
+    x: Any, intervals: Intervals, *, data: XY = None, targets: Any = None, truth: XY = None, ax: Axes | None = None
 ) -> Axes:
     """Draw the prediction and its interval over one input; several levels are nested, from light to dark.
 
@@ -41,53 +37,34 @@ def band(
 
     Returns:
         The Axes.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If the shapes do not match.
     """
-    inputs, mean = _column(x, "x"), _column(intervals.mean, "mean")
-    if len(inputs) != len(mean):
-        raise ValueError(f"x and intervals must have as many rows: {len(inputs)} inputs, {len(mean)} intervals")
+    inputs, mean = _columns(x=x, intervals=intervals.mean)
     order = np.argsort(inputs, kind="stable")
     lower, upper = (to_numpy(bound).reshape(len(mean), -1)[order] for bound in (intervals.lower, intervals.upper))
     names = _interval_names(intervals, lower.shape[1])
     widest_first = np.argsort(-(upper - lower).mean(axis=0), kind="stable")
-    tints = np.linspace(MIN_TINT, MAX_TINT, len(names)) if len(names) > 1 else [MIN_TINT]
 
     ax = _axes(ax)
-    for j, tint in zip(widest_first, tints, strict=True):
+    for j, tint in zip(widest_first, np.linspace(MIN_TINT, MAX_TINT, len(names)), strict=True):
         colour = _tint(BLUE, tint)
         ax.fill_between(inputs[order], lower[:, j], upper[:, j], color=colour, linewidth=0, label=names[j])
     if truth is not None:
-        curve_x, curve_y = (_column(part, "truth") for part in truth)
-        if len(curve_x) != len(curve_y):
-            raise ValueError(f"truth must have as many x as y, got {len(curve_x)} and {len(curve_y)}")
+        curve_x, curve_y = _columns(truth_x=truth[0], truth_y=truth[1])
         along = np.argsort(curve_x, kind="stable")
         ax.plot(curve_x[along], curve_y[along], color=INK, linewidth=1.5, linestyle=(0, (4, 2)), label="truth")
     ax.plot(inputs[order], mean[order], color=BLUE, linewidth=2, label="prediction")
     points: dict[str, Any] = {"s": 16, "alpha": 0.75, "linewidths": 0, "zorder": 3}
     if data is not None:
-        data_x, data_y = (_column(part, "data") for part in data)
-        ax.scatter(data_x, data_y, color=INK, label="training data", **points)
+        ax.scatter(*_columns(data_x=data[0], data_y=data[1]), color=INK, label="training data", **points)
     if targets is not None:
-        y = _column(targets, "targets")
-        if len(y) != len(inputs):
-            raise ValueError(f"x and targets must have as many rows: {len(inputs)} inputs, {len(y)} targets")
-        ax.scatter(inputs, y, color=VERMILLION, label="targets", **points)
+        ax.scatter(*_columns(x=x, targets=targets), color=VERMILLION, label="targets", **points)
     ax.margins(x=0)
     ax.legend(frameon=False)
     return ax
 
 
 def fitted(
-    intervals: Intervals,
-    x: Any,
-    y: Any = None,
-    *,
-    output: int | None = None,
-    data: tuple[Any, Any] | None = None,
-    ax: Axes | None = None,
+    intervals: Intervals, x: Any, y: Any = None, *, output: int | None = None, data: XY = None, ax: Axes | None = None
 ) -> Axes:
     """Draw `band` where `x` is one feature, and `sorted_by_width` for other inputs.
 
@@ -97,24 +74,18 @@ def fitted(
         y: The targets of `x`; required where `x` is not one feature.
         output: Which output to draw; required where there are several.
         data: Training points `(x, y)` to add to `band`.
-        ax: Axes to draw on; by default those of a new figure.
+        ax: As in `band`.
 
     Returns:
         The Axes.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If an argument is missing or does not match the others.
     """
     m = 1 if np.ndim(intervals.mean) == 1 else np.shape(intervals.mean)[1]
     if output is None and m > 1:
         raise ValueError(f"a figure shows one output, and there are {m}: choose one with output=0 to {m - 1}")
     if output is not None:
         check_index(output, "output", m)
-        if y is not None and np.ndim(y) == 2 and np.shape(y)[1] == m:
-            y = y[:, output]
-        if data is not None and np.ndim(data[1]) == 2 and np.shape(data[1])[1] == m:
-            data = (data[0], data[1][:, output])
+        y = _of_output(y, output, m)
+        data = None if data is None else (data[0], _of_output(data[1], output, m))
     if np.ndim(intervals.mean) == 2:
         mean, lower, upper = (part[:, output or 0] for part in intervals)
         intervals = Intervals(mean, lower, upper, intervals.level)
@@ -122,11 +93,9 @@ def fitted(
     if len(shape) in (1, 2) and shape[1:] in ((), (1,)):
         return band(x, intervals, data=data, targets=y, ax=ax)
     if y is None:
-        raise ValueError(
-            "a figure over the input needs an x of one feature, (n,) or (n, 1)"
-            + (f", got {tuple(shape)}" if shape else "")
-            + "; give the targets y for a figure of the intervals sorted by width"
-        )
+        got = f", got {tuple(shape)}" if shape else ""
+        advice = "give the targets y for a figure of the intervals sorted by width"
+        raise ValueError(f"a figure over the input needs an x of one feature, (n,) or (n, 1){got}; {advice}")
     if data is not None:
         raise ValueError("data can only be drawn over an input of one feature: leave it out")
     return sorted_by_width(y, intervals, ax=ax)
@@ -138,19 +107,16 @@ def sorted_by_width(y: Any, intervals: Intervals, *, ax: Axes | None = None) -> 
     Args:
         y: The targets, of shape (n,) or (n, 1).
         intervals: The intervals of the same rows, of one output and one level.
-        ax: Axes to draw on; by default those of a new figure.
+        ax: As in `band`.
 
     Returns:
         The Axes; their title states the coverage.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If there are several levels, or the shapes do not match.
     """
     share = coverage(y, intervals)
     if isinstance(share, np.ndarray):
         raise ValueError("sorted_by_width draws one level: call predict with a single level")
-    targets, mean, lower, upper = (_column(part, "y") for part in (y, *intervals))
+    mean, lower, upper = intervals
+    targets, mean, lower, upper = _columns(y=y, prediction=mean, lower=lower, upper=upper)
     order = np.argsort(upper - lower, kind="stable")
     error, low, high = (part[order] for part in (targets - mean, lower - mean, upper - mean))
     covered = ((lower <= targets) & (targets <= upper))[order]
@@ -165,8 +131,7 @@ def sorted_by_width(y: Any, intervals: Intervals, *, ax: Axes | None = None) -> 
         ax.scatter(position[rows], error[rows], s=size, color=colour, linewidths=0, zorder=3, label=label)
     nominal = f" (nominal {name.removesuffix(' interval')})" if intervals.level is not None else ""
     ax.set_title(f"{covered.sum()} of {len(error)} covered: {100 * share:.1f} %{nominal}")
-    ax.set_xlabel("rows, sorted by the width of their interval")
-    ax.set_ylabel("target − prediction")
+    ax.set(xlabel="rows, sorted by the width of their interval", ylabel="target − prediction")
     ax.margins(x=0.01, y=0.15)  # leaves room for the legend above the points
     ax.legend(frameon=False, ncols=3, loc="upper left")
     return ax
@@ -175,20 +140,15 @@ def sorted_by_width(y: Any, intervals: Intervals, *, ax: Axes | None = None) -> 
 def spectra(approximate: Spectrum, exact: Spectrum | None = None, *, ax: Axes | None = None) -> Axes:
     """Draw singular values of J and eigenvalues of Σ⁻¹, exact dotted, approximate solid: Figure 1 of the paper.
 
-    A sketch may leave out the largest singular values: its lines begin at the index of the exact singular value that
-    is nearest to its first.
+    A sketch may leave out the largest singular values: its lines begin at the exact one nearest to its first.
 
     Args:
         approximate: The spectrum of a fit, from its method `spectrum`.
         exact: The spectrum of the exact engine, to compare with.
-        ax: Axes to draw on; by default those of a new figure.
+        ax: As in `band`.
 
     Returns:
         The Axes.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If the spectrum is empty.
     """
     if len(approximate.singular_values) == 0:
         raise ValueError("the spectrum is empty: the sketch holds no directions")
@@ -199,13 +159,11 @@ def spectra(approximate: Spectrum, exact: Spectrum | None = None, *, ax: Axes | 
 
     ax = _axes(ax)
     for spectrum, start, style, suffix in curves:
-        d, eigenvalues = resolved_spectrum(spectrum)
+        d, eigenvalues = resolved_spectrum(*spectrum)
         index = np.arange(start, start + len(d))
         ax.plot(index, d, color=BLUE, linestyle=style, linewidth=2, label=f"singular values of J{suffix}")
         ax.plot(index, eigenvalues, color=VERMILLION, linestyle=style, linewidth=2, label=f"eigenvalues of Σ⁻¹{suffix}")
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel("index")
+    ax.set(xscale="log", yscale="log", xlabel="index")
     ax.legend(frameon=False)
     return ax
 
@@ -221,18 +179,26 @@ def _axes(ax: Axes | None) -> Axes:
     return ax
 
 
+def _of_output(values: Any, output: int, m: int) -> Any:  # (n, m) -> (n,)
+    return values[:, output] if values is not None and np.ndim(values) == 2 and np.shape(values)[1] == m else values
+
+
 def _interval_names(intervals: Intervals, n_levels: int) -> list[str]:
     return [f"{'prediction' if name is None else f'{name} %'} interval" for name in level_names(intervals, n_levels)]
 
 
-def _column(values: Any, name: str) -> np.ndarray:  # (n,) or (n, 1) -> (n,)
-    array = to_numpy(values)
-    if array.ndim == 0 or array.size == 0 or array.size != len(array):
-        raise ValueError(f"{name} must have shape (n,) or (n, 1) with at least one row, got {array.shape}")
-    return array.reshape(-1)
+def _columns(**given: Any) -> list[np.ndarray]:
+    """Return the values, each of shape (n,) or (n, 1), as arrays (n,)."""
+    arrays = {name: to_numpy(values) for name, values in given.items()}
+    for name, array in arrays.items():
+        if array.ndim == 0 or array.size == 0 or array.size != len(array):
+            raise ValueError(f"{name} must have shape (n,) or (n, 1) with at least one row, got {array.shape}")
+    lengths = [len(array) for array in arrays.values()]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"{' and '.join(given)} must have as many rows, got {' and '.join(map(str, lengths))}")
+    return [array.reshape(-1) for array in arrays.values()]
 
 
-def _tint(colour: str, strength: float) -> tuple[float, float, float]:
+def _tint(colour: str, strength: float) -> tuple[float, ...]:
     """Mix the colour with white. Transparent bands would darken each other, and let grid lines shine through."""
-    red, green, blue = (1 - strength * (1 - int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))
-    return red, green, blue
+    return tuple(1 - strength * (1 - int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))

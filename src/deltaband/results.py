@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .display.notebook import IntervalTable
+
 if TYPE_CHECKING:  # pandas is an extra, loaded when a data frame is requested
     from pandas import DataFrame
 
 Side = Literal["both", "lower", "upper"]  # which bounds of an interval are finite
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Intervals:
     """Predictions with a lower and an upper bound, one row per input.
 
@@ -24,13 +26,9 @@ class Intervals:
 
     Args:
         mean: The predictions, of shape (n,), or (n, m) for m outputs.
-        lower: The lower bounds, of the same shape; with several levels there is one more axis at the end, (n, levels)
-            or (n, m, levels).
+        lower: The lower bounds, of the same shape; with several levels (n, levels) or (n, m, levels).
         upper: The upper bounds, of the shape of `lower`.
         level: The level or levels of the intervals, between 0 and 1; None where it is unknown.
-
-    Raises:
-        ValueError: If a level is not between 0 and 1.
     """
 
     mean: Any
@@ -58,39 +56,42 @@ class Intervals:
 
         Args:
             index: The index of the frame, for example that of the inputs.
-            outputs: Names of the outputs, by default 0, 1, …. With several outputs the columns have two levels:
-                `frame[name]` is the frame of one output.
+            outputs: Names of the outputs, by default 0, 1, …; of several, `frame[name]` is the frame of one.
 
         Returns:
             The data frame, in the precision of the intervals.
-
-        Raises:
-            ImportError: If pandas is not installed.
-            ValueError: If the number of names is not that of the outputs.
         """
-        if np.ndim(self.mean) == 1:
-            if outputs is not None:
-                raise ValueError("outputs names several outputs, but these intervals are of one output")
-            return _data_frame(_frame_columns(self), index)
-        m = np.shape(self.mean)[1]
-        names = list(range(m)) if outputs is None else list(outputs)
+        several = np.ndim(self.mean) > 1
+        if outputs is not None and not several:
+            raise ValueError("outputs names several outputs, but these intervals are of one output")
+        m = np.shape(self.mean)[1] if several else 1
+        names = list(range(m) if outputs is None else outputs)
         if len(names) != m:
             raise ValueError(f"the intervals are of {m} outputs, but {len(names)} names were given")
-        columns = ((name, _frame_columns(self, o)) for o, name in enumerate(names))
-        return _data_frame({(name, key): v for name, part in columns for key, v in part.items()}, index, "output")
+        parts = {name: self._columns(o) for o, name in enumerate(names)}
+        return _data_frame(parts, index, "output" if several else None)
+
+    def _columns(self, output: int = 0, mean_name: str = "prediction", prefix: str = "") -> dict[str, np.ndarray]:
+        """Return the columns prediction, lower_95, upper_95, and so on for each level."""
+        mean, lower, upper = (part[:, output] for part in interval_arrays(self))
+        columns = {mean_name: mean}
+        for j, name in enumerate(level_names(self, lower.shape[1])):
+            suffix = "" if name is None else f"_{name}"
+            columns |= {f"{prefix}lower{suffix}": lower[:, j], f"{prefix}upper{suffix}": upper[:, j]}
+        return columns
+
+    def _table(self) -> IntervalTable:
+        levels = () if self.level is None else parse_levels(self.level)
+        return IntervalTable(*interval_arrays(self, np.float64), [level_name(level) for level in levels])
 
     def __repr__(self) -> str:
-        from .display.notebook import intervals_text
-
-        return intervals_text(self)
+        return self._table().text()
 
     def _repr_html_(self) -> str:
-        from .display.notebook import intervals_html
-
-        return intervals_html(self)
+        return self._table().html()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClassIntervals:
     """Intervals for the log-odds of each class against all others, and the same intervals as probabilities.
 
@@ -116,20 +117,15 @@ class ClassIntervals:
         Returns:
             The data frame. With several classes the columns have two levels: `frame[2]` is the frame of class 2.
             Intervals for predicted classes have the column class before all others.
-
-        Raises:
-            ImportError: If pandas is not installed.
         """
-        if not isinstance(self.classes, tuple):
-            return _data_frame({"class": _to_array(self.classes), **self._columns()}, index)
-        if np.ndim(self.log_odds.mean) == 1:
-            return _data_frame(self._columns(), index)
-        columns = ((name, self._columns(c)) for c, name in enumerate(self.classes))
-        return _data_frame({(name, key): v for name, part in columns for key, v in part.items()}, index, "class")
+        several = isinstance(self.classes, tuple) and np.ndim(self.log_odds.mean) == 2
+        parts = {name: self._columns(c) for c, name in enumerate(self.classes if several else [None])}
+        return _data_frame(parts, index, "class" if several else None)
 
-    def _columns(self, which: int | None = None) -> dict[str, np.ndarray]:
-        odds = _frame_columns(self.log_odds, which, "log_odds", "log_odds_")
-        return {**odds, **_frame_columns(self.probability, which, "probability", "probability_")}
+    def _columns(self, which: int) -> dict[str, np.ndarray]:
+        predicted = {} if isinstance(self.classes, tuple) else {"class": to_numpy(self.classes, dtype=None)}
+        odds = self.log_odds._columns(which, "log_odds", "log_odds_")
+        return predicted | odds | self.probability._columns(which, "probability", "probability_")
 
     def __repr__(self) -> str:
         of = f"classes {self.classes}" if isinstance(self.classes, tuple) else "the predicted class of each row"
@@ -163,19 +159,25 @@ def level_name(level: float) -> str:
     return f"{100 * level:.10g}"
 
 
-def to_numpy(values: Any) -> np.ndarray:
-    """Return an array, a tensor or a list as a float64 array."""
-    return np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=np.float64)
+def interval_arrays(intervals: Intervals, dtype: type | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the mean as (n, m) and the bounds as (n, m, levels)."""
+    mean, lower, upper = (to_numpy(part, dtype) for part in intervals)
+    m = int(np.prod(mean.shape[1:]))
+    n_levels = lower.size // mean.size if mean.size else np.asarray(intervals.level).size
+    return mean.reshape(-1, m), lower.reshape(-1, m, n_levels), upper.reshape(-1, m, n_levels)
+
+
+def to_numpy(values: Any, dtype: type | None = np.float64) -> np.ndarray:
+    """Return an array, a tensor or a list as an array; `dtype=None` keeps its type."""
+    if isinstance(values, Tensor):  # NumPy has no bfloat16
+        values = (values if dtype is None else values.double()).numpy(force=True)
+    return np.asarray(values, dtype=dtype)
 
 
 def like(x: Any, values: np.ndarray, dtype: torch.dtype, toward: float | None = None) -> Any:
     """Return `values` as the kind of `x`, a tensor on its device or an array, in the precision of the network.
 
-    Args:
-        x: The inputs as the user gave them.
-        values: The result in float64.
-        dtype: The precision of the network.
-        toward: ±inf rounds in that direction, so that a bound remains one; by default to the nearest number.
+    `toward=±inf` rounds in that direction, so that a bound remains one; by default to the nearest number.
     """
     exact = torch.from_numpy(np.ascontiguousarray(values))
     result = exact.to(dtype)
@@ -188,31 +190,15 @@ def like(x: Any, values: np.ndarray, dtype: torch.dtype, toward: float | None = 
     return result.to(first.device) if isinstance(first, Tensor) else result.numpy()
 
 
-def _frame_columns(
-    intervals: Intervals, output: int | None = None, mean_name: str = "prediction", prefix: str = ""
-) -> dict[str, np.ndarray]:
-    """Return the columns prediction, lower_95, upper_95, and so on for each level."""
-    mean, lower, upper = (_to_array(part) if output is None else _to_array(part)[:, output] for part in intervals)
-    if lower.ndim == 1:
-        lower, upper = lower[:, None], upper[:, None]
-    columns = {mean_name: mean}
-    for j, name in enumerate(level_names(intervals, lower.shape[1])):
-        suffix = "" if name is None else f"_{name}"
-        columns[f"{prefix}lower{suffix}"] = lower[:, j]
-        columns[f"{prefix}upper{suffix}"] = upper[:, j]
-    return columns
-
-
-def _data_frame(columns: dict[Any, np.ndarray], index: Any, outer_level: str | None = None) -> DataFrame:
+def _data_frame(parts: Mapping[Any, dict[str, np.ndarray]], index: Any, outer_level: str | None) -> DataFrame:
+    """Return the columns of all parts, below the names of these if the outer level has a name."""
     try:
         import pandas as pd
     except ImportError as error:
         raise ImportError("data frames need pandas: pip install pandas") from error
+    columns = {(name, key): values for name, part in parts.items() for key, values in part.items()}
+    if outer_level is None:
+        return pd.DataFrame({key: values for (_, key), values in columns.items()}, index=index)
     frame = pd.DataFrame(columns, index=index)
-    if isinstance(frame.columns, pd.MultiIndex):
-        frame.columns.names = [outer_level, None]
+    frame.columns.names = [outer_level, None]
     return frame
-
-
-def _to_array(values: Any) -> np.ndarray:
-    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)

@@ -289,7 +289,7 @@ def test_one_feature_is_plotted_as_a_band_over_it(curve):
 
 def test_targets_must_go_with_the_rows(curve):
     band, X, y = curve
-    with pytest.raises(ValueError, match="60 inputs, 59 targets"):
+    with pytest.raises(ValueError, match="x and targets must have as many rows, got 60 and 59"):
         band.plot(X, y[1:])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deltaband.display.svg import Axes, Markup, Scale, axis_limits, element, escape, join
+from deltaband.display.svg import Axes, Markup, Scale, axis_limits, element, escape
 
 
 @given(st.text())
@@ -27,7 +27,7 @@ def test_what_is_escaped_comes_back_as_it_was(text):
 
 def test_markup_is_not_escaped_twice():
     assert element("p", "a < b", element("b", "&")) == "<p>a &lt; b<b>&amp;</b></p>"
-    assert join(["<", Markup("<br>")]) == "&lt;<br>"
+    assert element("p", "<", Markup("<br>")) == "<p>&lt;<br></p>"
     assert element("circle", cx=1, data_tip='"', r=None, hidden=True) == '<circle cx="1" data-tip="&quot;" hidden/>'
 
 
@@ -68,6 +68,6 @@ def test_limits_hold_all_numbers_and_are_an_interval(values):
 
 
 def test_an_axis_of_equal_numbers_can_be_drawn():
-    axes = Axes(axis_limits(np.array([3.0, 3.0])), axis_limits(np.zeros(2)))
+    axes = Axes(axis_limits(np.array([3.0, 3.0])), axis_limits(np.zeros(2)), "x", "y")
     assert np.isfinite(axes.x(3.0))
     assert np.isfinite(axes.y(0.0))

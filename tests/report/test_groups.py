@@ -7,7 +7,11 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaband.report.groups import Column, group_by_value, group_by_width, read_columns
+from deltaband.report.groups import Column, group_by_value, group_by_width, read_column
+
+
+def read(values):
+    return read_column("a", values, len(values))
 
 
 def counts(groups):
@@ -21,13 +25,12 @@ def test_numbers_are_broken_down_into_five_parts_of_as_many_rows():
 
 def test_few_different_numbers_and_texts_are_broken_down_by_value():
     assert counts(group_by_value(Column(np.array([2.0, 1.0, 2.0])))) == {"1": 1, "2": 2}
-    columns = read_columns({"a": ["x", "y", "x", None], "b": [True, False, True, True]}, 4)
-    assert counts(group_by_value(columns["a"])) == {"x": 2, "missing": 1, "y": 1}
-    assert counts(group_by_value(columns["b"])) == {"True": 3, "False": 1}
+    assert counts(group_by_value(read(["x", "y", "x", None]))) == {"x": 2, "missing": 1, "y": 1}
+    assert counts(group_by_value(read([True, False, True, True]))) == {"True": 3, "False": 1}
 
 
 def test_of_many_texts_the_rare_ones_share_a_group():
-    column = read_columns({"a": ["often"] * 5 + [str(k) for k in range(30)]}, 35)["a"]
+    column = read(["often"] * 5 + [str(k) for k in range(30)])
     groups = group_by_value(column)
     assert len(groups) == 10
     assert groups[0].name == "often"
@@ -41,7 +44,7 @@ def test_of_many_texts_the_rare_ones_share_a_group():
     | st.lists(st.integers(-(10**20), 10**20), min_size=1, max_size=60)
 )
 def test_each_row_is_in_one_group(values):
-    groups = group_by_value(read_columns({"a": values}, len(values))["a"])
+    groups = group_by_value(read(values))
     assert sorted(row for group in groups for row in group.rows) == list(range(len(values)))
     assert all(len(group.rows) for group in groups)
 
@@ -65,15 +68,15 @@ def test_columns_may_come_from_pandas_and_hold_dates_and_gaps():
             "kind": pd.Categorical(["x", "y"] * 10),
         }
     )
-    columns = read_columns(frame, 20)
+    columns = {name: read(values) for name, values in frame.items()}
     assert group_by_value(columns["when"])[0].name == "2024-01-01 to 2024-01-04"
     assert counts(group_by_value(columns["text"])) == {"a": 10, "missing": 10}
     assert counts(group_by_value(columns["whole"])) == {"1": 10, "missing": 10}
     assert counts(group_by_value(columns["kind"])) == {"x": 10, "y": 10}
     days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=k) for k in range(20)]
-    assert group_by_value(read_columns({"a": days}, 20)["a"])[0].name == "2024-01-01 to 2024-01-04"
+    assert group_by_value(read(days))[0].name == "2024-01-01 to 2024-01-04"
     moments = [datetime.datetime(2024, 1, 1, 12, k, tzinfo=datetime.UTC) for k in range(2)]
-    assert counts(group_by_value(read_columns({"a": moments}, 2)["a"])) == {
+    assert counts(group_by_value(read(moments))) == {
         "2024-01-01 12:00:00+00:00": 1,
         "2024-01-01 12:01:00+00:00": 1,
     }

@@ -8,11 +8,6 @@ LIGHT = {"blue": "#0072b2", "vermillion": "#d55e00", "grey": "#8a8f94", "band": 
 DARK = {"blue": "#56b4e9", "vermillion": "#ff8c42", "grey": "#8d959d", "band": "#56b4e93d"}
 
 
-def css_colour(name: str) -> str:
-    """Return the CSS variable of a colour, with its light value as the fallback where no style sheet defines it."""
-    return f"var(--{name}, {LIGHT[name]})"
-
-
 def style_sheet() -> str:
     """Return CSS rules that define the variables of all colours, for light and for dark screens."""
     light, dark = (" ".join(f"--{name}: {value};" for name, value in mode.items()) for mode in (LIGHT, DARK))

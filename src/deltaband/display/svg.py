@@ -1,23 +1,21 @@
-"""Axes and marks as SVG, and the elements of HTML and SVG as text.
-
-Colours are CSS variables with a fallback, and ink is the colour of the surrounding text: a page can have a dark mode,
-and a notebook needs no style sheet.
-"""
+"""Elements of HTML and SVG as text, and pictures with axes, for dark pages and for notebooks without a style sheet."""
 
 from __future__ import annotations
 
 import html
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from ..engines import Spectrum
-from .palette import css_colour
+from .palette import LIGHT
 from .text import MINUS, fixed, number
 
-BLUE, VERMILLION, GREY, BAND = map(css_colour, ("blue", "vermillion", "grey", "band"))
+BLUE, VERMILLION, GREY, BAND = (f"var(--{name}, {LIGHT[name]})" for name in ("blue", "vermillion", "grey", "band"))
+WIDTH = 440  # pixels of a picture
 DASHED = {"stroke": GREY, "stroke_width": 1.5, "stroke_dasharray": "4 3"}
 FONT_SIZE = 12  # pixels
 DIGIT_WIDTH = 6.6  # pixels, approximately, at FONT_SIZE
@@ -37,23 +35,15 @@ class Markup(str):
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
-    """Return `<name key="value">children</name>`, with all text escaped.
-
-    `class_` stands for the attribute class and `data_row` for data-row. An attribute that is None is left out, one
-    that is True has no value.
-    """
-    parts = [name]
+    """Return `<name key="value">children</name>`, escaped; attributes that are None are left out, True has no value."""
+    opening = name
     for key, value in attributes.items():
-        if value is not None:
-            key = key.rstrip("_").replace("_", "-")
-            parts.append(key if value is True else f'{key}="{escape(str(value))}"')
-    opening = " ".join(parts)
-    return Markup(f"<{opening}/>" if name in VOID_ELEMENTS else f"<{opening}>{join(children)}</{name}>")
-
-
-def join(parts: Iterable[str]) -> Markup:
-    """Concatenate markup and text; the text is escaped."""
-    return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
+        if value is not None:  # class_ stands for class, data_row for data-row
+            opening += " " + key.rstrip("_").replace("_", "-") + ("" if value is True else f'="{escape(str(value))}"')
+    if name in VOID_ELEMENTS:
+        return Markup(f"<{opening}/>")
+    content = "".join(child if isinstance(child, Markup) else escape(child) for child in children)
+    return Markup(f"<{opening}>{content}</{name}>")
 
 
 def escape(text: str) -> Markup:
@@ -71,32 +61,29 @@ class Scale:
     end: float
     log: bool = False
 
-    def __call__(self, values: np.ndarray | float) -> np.ndarray:
+    def __call__(self, values: ArrayLike) -> np.ndarray:
         """Return the pixels of these numbers; numbers outside the limits are put at the edge."""
-        inside = np.clip(np.asarray(values, dtype=np.float64), self.low, self.high)
-        low, high = self.low, self.high
+        limits = np.array([self.low, self.high])
+        inside = np.clip(np.asarray(values, dtype=np.float64), *limits)
         if self.log:
-            inside, low, high = np.log10(inside), math.log10(low), math.log10(high)
-        return self.start + (inside - low) / (high - low) * (self.end - self.start)
+            inside, limits = np.log10(inside), np.log10(limits)
+        return self.start + (inside - limits[0]) / (limits[1] - limits[0]) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[tuple[float, str]]:
         """Return about this many round numbers within the limits, each with its text."""
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-            every = max(1, math.ceil((last - first + 1) / count))
-            powers = {0: "1", 1: "10"}
-            return [
-                (10.0**k, powers.get(k, "10" + str(k).translate(SUPERSCRIPTS))) for k in range(first, last + 1, every)
-            ]
-        step = _round_step((self.high - self.low) / count)
+            exponents = range(first, last + 1, max(1, math.ceil((last - first + 1) / count)))
+            return [(10.0**k, {0: "1", 1: "10"}.get(k, "10" + str(k).translate(SUPERSCRIPTS))) for k in exponents]
+        rough = (self.high - self.low) / count
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if rough <= power * nice * (1 + 1e-9))
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         values = [k * step for k in range(first, last + 1)]
         largest = max(map(abs, values), default=0.0)
         if largest >= 1e7 or (0 < largest < 1e-4):
             return [(value, f"{value:.3g}".replace("-", MINUS)) for value in values]
-        decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-        if abs(step * 10**decimals - round(step * 10**decimals)) > 1e-9:
-            decimals += 1  # a step of 2.5
+        decimals = next(k for k in itertools.count() if math.isclose(round(step, k), step))
         return [(value, fixed(value, decimals)) for value in values]
 
 
@@ -112,31 +99,26 @@ def axis_limits(values: np.ndarray, *, margin: float = 0.05, zero: bool = False)
     return (low if zero and low == 0.0 else low - margin * span), high + margin * span
 
 
+@dataclass
 class Axes:
-    """A picture with two axes. `x` and `y` place its marks, and `picture` puts everything together.
+    """A picture with two axes. `x` and `y` place its marks, and `picture` puts everything together."""
 
-    `x` and `y` are given as limits; `ticks` are those of both axes, by default round numbers.
-    """
+    x_limits: tuple[float, float]
+    y_limits: tuple[float, float]
+    x_label: str
+    y_label: str  # above its axis, where it is horizontal
+    _: KW_ONLY
+    height: int = 300
+    log: bool = False
+    ticks: Sequence[tuple[float, str]] | None = None  # of both axes; by default round numbers
 
-    def __init__(
-        self,
-        x: tuple[float, float],
-        y: tuple[float, float],
-        x_label: str = "",
-        y_label: str = "",
-        *,
-        width: int = 440,
-        height: int = 300,
-        log: bool = False,
-        ticks: Sequence[tuple[float, str]] | None = None,
-    ) -> None:
-        self.x_label, self.y_label, self.width, self.height = x_label, y_label, width, height
-        top, bottom = (28 if y_label else 8), height - (40 if x_label else 22)
-        self.y = Scale(*y, bottom, top, log)
-        self.y_ticks = self.y.ticks(max(3, height // 50)) if ticks is None else ticks
+    def __post_init__(self) -> None:
+        self.x_span = np.array(self.x_limits)
+        self.y = Scale(*self.y_limits, self.height - 40, 28, self.log)
+        self.y_ticks = self.y.ticks(max(3, self.height // 50)) if self.ticks is None else self.ticks
         left = 10 + DIGIT_WIDTH * max((len(text) for _, text in self.y_ticks), default=0)
-        self.x = Scale(*x, left, width - 20, log)
-        self.x_ticks = self.x.ticks(max(2, width // 90)) if ticks is None else ticks
+        self.x = Scale(*self.x_limits, left, WIDTH - 20, self.log)
+        self.x_ticks = self.x.ticks(max(2, WIDTH // 90)) if self.ticks is None else self.ticks
 
     def picture(self, *marks: str, describe: str) -> Markup:
         """Return the SVG element of the axes and these marks; `describe` is for readers who cannot see it."""
@@ -150,97 +132,68 @@ class Axes:
             x = pixel(self.x(value))
             grid.append(element("line", x1=x, x2=x, y1=pixel(bottom), y2=pixel(bottom + 4)))
             words.append(element("text", text, x=x, y=pixel(bottom + 17), text_anchor="middle"))
-        if self.x_label:
-            middle = pixel((left + right) / 2)
-            words.append(element("text", self.x_label, x=middle, y=self.height - 6, text_anchor="middle"))
-        if self.y_label:  # above its axis, where it is horizontal
-            words.append(element("text", self.y_label, x=2, y=12))
-        return element(
-            "svg",
-            element("g", *grid, stroke="currentColor", stroke_opacity=0.16),
-            *marks,
-            element("g", *words, fill="currentColor", fill_opacity=0.75, font_size=FONT_SIZE),
-            viewBox=f"0 0 {self.width} {self.height}",
-            role="img",
-            aria_label=describe,
-            xmlns="http://www.w3.org/2000/svg",
-        )
-
-    @property
-    def x_span(self) -> np.ndarray:
-        return np.array([self.x.low, self.x.high])
+        middle = pixel((left + right) / 2)
+        words.append(element("text", self.x_label, x=middle, y=self.height - 6, text_anchor="middle"))
+        words.append(element("text", self.y_label, x=2, y=12))
+        ink = {"fill": "currentColor", "fill_opacity": 0.75, "font_size": FONT_SIZE}
+        lines = element("g", *grid, stroke="currentColor", stroke_opacity=0.16)
+        about = {"role": "img", "aria_label": describe, "xmlns": "http://www.w3.org/2000/svg"}
+        box = f"0 0 {WIDTH} {self.height}"
+        return element("svg", lines, *marks, element("g", *words, **ink), viewBox=box, **about)
 
     def line(self, x: np.ndarray, y: np.ndarray, **attributes: object) -> Markup:
         attributes = {"fill": "none", "stroke_width": 2, "stroke_linejoin": "round", **attributes}
-        return element("polyline", points=_points(self.x(x), self.y(y)), **attributes)
+        return element("polyline", points=self._points(x, y), **attributes)
 
     def area(self, x: np.ndarray, low: np.ndarray, high: np.ndarray, **attributes: object) -> Markup:
         """Fill what lies between two curves."""
-        around, up = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
-        return element("polygon", points=_points(self.x(around), self.y(up)), **attributes)
+        outline = self._points(np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]]))
+        return element("polygon", points=outline, **attributes)
 
     def dot(self, x: float, y: float, radius: float, **attributes: object) -> Markup:
         return element("circle", cx=pixel(self.x(x)), cy=pixel(self.y(y)), r=radius, **attributes)
 
+    def _points(self, x: np.ndarray, y: np.ndarray) -> str:
+        return " ".join(f"{pixel(a)},{pixel(b)}" for a, b in zip(self.x(x), self.y(y), strict=True))
+
 
 def spectrum_picture(
-    spectrum: Spectrum, damping: float, *, tips: bool = False, width: int = 440, height: int = 300
+    d: np.ndarray, eigenvalues: np.ndarray, damping: float, *, tips: bool = False, height: int = 300
 ) -> Markup | None:
-    """Draw singular values of J and eigenvalues of Σ⁻¹, with a line at √λ, below which damping dominates.
-
-    With `tips` the points of the curve carry a text for the report's script. Returns None where nothing is to be drawn.
-    """
-    d, eigenvalues = resolved_spectrum(spectrum)
+    """Draw singular values d of J and eigenvalues of Σ⁻¹, with a line at √λ; None where there is nothing to draw."""
+    d, eigenvalues = resolved_spectrum(d, eigenvalues)
     if len(d) == 0:
         return None
     root = math.sqrt(damping)
     shown = np.concatenate([d, eigenvalues[eigenvalues > 0], [root] if root > 0 else []])
     y_limits = float(shown.min()) / 1.3, float(shown.max()) * 1.3
-    axes = Axes((1.0, max(2.0, len(d))), y_limits, "index", "value", log=True, width=width, height=height)
+    axes = Axes((1.0, max(2.0, len(d))), y_limits, "index", "value", log=True, height=height)
     marks = []
     if root > 0:
-        label = {"x": pixel(axes.x(axes.x.low)), "y": pixel(axes.y(root)), "dx": 4, "dy": -5}
-        marks += [
-            axes.line(axes.x_span, np.full(2, root), **DASHED),
-            element("text", "√λ", font_size=FONT_SIZE, fill="currentColor", **label),
-        ]
+        place = {"x": pixel(axes.x.start), "y": pixel(axes.y(root)), "dx": 4, "dy": -5}
+        label = element("text", "√λ", font_size=FONT_SIZE, fill="currentColor", **place)
+        marks += [axes.line(axes.x_span, np.full(2, root), **DASHED), label]
     kept = np.unique(np.geomspace(1, len(d), CURVE_POINTS).round().astype(np.int64)) - 1
-    marks += [
-        axes.line(kept + 1, eigenvalues[kept], stroke=VERMILLION),
-        axes.line(kept + 1, d[kept], stroke=BLUE),
-    ]
-    if tips:
+    marks += [axes.line(kept + 1, values[kept], stroke=hue) for values, hue in ((eigenvalues, VERMILLION), (d, BLUE))]
+    if tips:  # for the script of the report
         text = "number {:,}\nsingular value of J: {}\neigenvalue of Σ⁻¹: {}"
-        tip = [text.format(k + 1, number(d[k]), number(eigenvalues[k])) for k in kept]
-        dots = (axes.dot(k + 1, d[k], 3.5, data_tip=each) for k, each in zip(kept, tip, strict=True))
+        tip = {k: text.format(k + 1, number(d[k]), number(eigenvalues[k])) for k in kept}
+        dots = (axes.dot(k + 1, d[k], 3.5, data_tip=tip[k]) for k in kept)
         marks.append(element("g", *dots, fill=BLUE, fill_opacity=0))
     return axes.picture(*marks, describe="Singular values of J and eigenvalues of Σ⁻¹")
 
 
-def resolved_spectrum(spectrum: Spectrum) -> Spectrum:
+def resolved_spectrum(d: np.ndarray, eigenvalues: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the part of the spectrum that is not rounding error."""
-    d, eigenvalues = spectrum
     kept = d > MIN_RELATIVE_SINGULAR_VALUE * d[:1].sum()
-    return Spectrum(d[kept], eigenvalues[kept])
+    return d[kept], eigenvalues[kept]
 
 
 def evenly_spaced(values: np.ndarray, count: int) -> np.ndarray:
     """Return at most this many of the values, evenly spaced, the first and the last among them."""
-    if len(values) <= count:
-        return values
-    return values[np.linspace(0, len(values) - 1, count).round().astype(np.int64)]
+    return values[np.linspace(0, len(values) - 1, min(len(values), count)).round().astype(np.int64)]
 
 
 def pixel(value: np.ndarray | float) -> str:
     """Format a coordinate with a precision of a tenth of a pixel, which keeps pages small."""
     return f"{float(value):.1f}".removesuffix(".0")
-
-
-def _points(x: np.ndarray, y: np.ndarray) -> str:
-    return " ".join(f"{pixel(a)},{pixel(b)}" for a, b in zip(x, y, strict=True))
-
-
-def _round_step(step: float) -> float:
-    """Return the next 1, 2, 2.5 or 5 times a power of ten."""
-    size = 10.0 ** math.floor(math.log10(step))
-    return next(size * nice for nice in (1, 2, 2.5, 5, 10) if step <= size * nice * (1 + 1e-9))

@@ -1,23 +1,12 @@
-"""Numbers as readers expect them, and the summary of a fit as lines of text."""
+"""Numbers as readers expect them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-from torch import nn
-
-from ..calibration.calibrate import Calibration
-from ..calibration.conformal import AllOutputs, ConformalScale, rows_needed
-from ..damping import Damping
-from ..data.labels import n_classes
-from ..fitting.fit import Fit
-
-Line = tuple[str, str]  # a label, indented where it belongs to the line above, and its text
 
 MINUS, INFINITY = "−", "∞"
-MAX_LISTED_OUTPUTS = 4  # with more outputs than this a line shows the smallest and the largest number
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -54,115 +43,3 @@ def percent(share: float, digits: int = 1) -> str:
         edge = 10.0**-digits
         return f"< {edge:g} %" if share < 0.5 else f"> {100 - edge:.{digits}f} %"
     return f"{text} %"
-
-
-def format_summary(title: str, lines: Sequence[Line]) -> str:
-    """Put the lines of a summary below its title, with the texts aligned."""
-    return "\n".join([title, *(f"  {label:<22}{text}" for label, text in lines)])
-
-
-def regression_summary(
-    model: nn.Module, fits: Sequence[Fit], damping: Damping, calibration: Calibration | None
-) -> list[Line]:
-    """Return the lines of the summary of `PredictionIntervals`."""
-    fit, m = fits[0], sum(each.n_outputs for each in fits)
-    n = fit.n_rows
-    lines = _model_lines(model, fit)
-    if m > 1:
-        lines.append(("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}"))
-    lines += [("training RMSE", _list(np.sqrt(_of_outputs(fits, "losses") / n))), *_covariance_lines(fits)]
-    if fit.covariance.damping is None:
-        hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
-        lines.append(("damping λ", f"not given{hint}"))
-    else:
-        p_star = np.array([each.effective_parameters for each in fits])
-        share = _list(100 * p_star / (n * m / len(fits)), "{:.0f}")
-        lines += [
-            ("damping λ", f"{fit.covariance.damping:.4g} ({damping.rule(fit.n_returned)})"),
-            ("effective p*", f"{_list(p_star, '{:.1f}')} ({share}% of {'n' if m == len(fits) else 'n·m'})"),
-            ("degrees of freedom", f"{_list(_of_outputs(fits, 'degrees_of_freedom'), '{:.1f}')} (n − p*)"),
-            ("noise std s", _list(_of_outputs(fits, "noise_std"))),
-        ]
-    return lines if calibration is None else lines + _calibration_lines(calibration, fit)
-
-
-def classification_summary(
-    model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
-) -> list[Line]:
-    """Return the lines of the summary of `ClassificationIntervals`."""
-    fit, n = fits[0], fits[0].n_rows
-    n_all = n_classes(fit.n_returned)
-    one_against_rest = fit.n_returned > 2 and fit.n_outputs == 1
-    classes = tuple(c for each in fits for c in each.outputs)
-    some = "the predicted one" if predicted else ", ".join(map(str, classes))
-    restriction = "" if len(classes) == n_all and not predicted else f", asked about {some}"
-    form = "each against the rest, alone" if one_against_rest else "one Fisher matrix for all"
-    losses = np.array([each.losses.sum() for each in fits]) / n
-    p_star = np.array([each.effective_parameters for each in fits])
-    per_label = 1 if one_against_rest else n_all - 1  # how many log-odds one label is about
-    share = _list(100 * p_star / (n * per_label), "{:.0f}")
-    return [
-        *_model_lines(model, fit),
-        ("classes", f"{n_all}{restriction}: {form}"),
-        ("training accuracy", _list(100 * np.array(accuracies), "{:.2f}%")),
-        ("cross-entropy", _list(losses)),
-        *_covariance_lines(fits),
-        ("damping λ", f"{fit.covariance.damping:.4g} ({damping.rule()})"),
-        ("effective p*", f"{_list(p_star, '{:.1f}')} ({share}% of {'n' if per_label == 1 else f'{per_label}·n'})"),
-    ]
-
-
-def _model_lines(model: nn.Module, fit: Fit) -> list[Line]:
-    return [
-        ("network", f"{type(model).__name__}, {fit.n_parameters:,} trainable parameters (p)"),
-        ("training rows", f"{fit.n_rows:,} (n)"),
-    ]
-
-
-def _covariance_lines(fits: Sequence[Fit]) -> list[Line]:
-    fit = fits[0]
-    lines = [("gradients", fit.gradient_method), ("covariance", fit.covariance.describe())]
-    if fit.error is not None:
-        widths = max(each.error.width for each in fits if each.error is not None)
-        lines.append(("error of widths", f"{widths:.2%} on average, estimated on {fit.error.n_rows:,} rows"))
-    return lines
-
-
-def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
-    conformal = calibration.conformal
-    n, outputs, joint = conformal.n_rows, conformal.outputs, isinstance(conformal, AllOutputs)
-    before = "none" if fit.covariance.damping is None else f"{fit.covariance.damping:.4g}"
-    lines = [("calibrated on", f"{calibration.n_rows:,} rows: levels up to {n / (n + 1):.5g}")]
-    if joint:
-        lines.append(("  outputs", f"all at once: {n:,} rows for the quantile, the others for the scales"))
-    b = np.array([output.b for output in outputs])
-    lines += [
-        ("  damping λ", f"{before} → {_list(np.array([output.damping for output in outputs]))}"),
-        ("  scale", f"√(1 + b·q), b = {_list(b)}" + (" (constant width)" if not b.any() else "")),
-    ]
-    if not joint and n >= rows_needed(0.95):
-        quantiles = np.array([_standardised_quantile(output) for output in outputs])
-        lines.append(("  95 % quantile", f"{_list(quantiles, '{:.3f}')} standard deviations (Gaussian: 1.960)"))
-    scores = [f"{s:.4g}" for s in (calibration.score_before, calibration.score_after) if not math.isnan(s)]
-    if not math.isnan(calibration.score_after):
-        lines.append(("  interval score", f"{' → '.join(scores)} (95 %, lower is better)"))
-    if not math.isnan(calibration.drift_p_value):
-        lines.append(("  like training rows", f"p = {calibration.drift_p_value:.2g} (leverages, Kolmogorov–Smirnov)"))
-    return lines
-
-
-def _of_outputs(fits: Sequence[Fit], name: str) -> np.ndarray:
-    return np.concatenate([getattr(fit, name) for fit in fits])
-
-
-def _list(values: np.ndarray, form: str = "{:.4g}") -> str:
-    if len(values) <= MAX_LISTED_OUTPUTS:
-        return ", ".join(form.format(value) for value in values)
-    return f"{form.format(values.min())} to {form.format(values.max())}"
-
-
-def _standardised_quantile(conformal: ConformalScale) -> float:
-    """Return the 95 % quantile of the scores in units of their standard deviation."""
-    largest = conformal.standardised[-1] or 1.0
-    deviation = largest * math.sqrt(float(np.mean((conformal.standardised / largest) ** 2)))
-    return conformal.quantile(0.95) / deviation if deviation else 0.0

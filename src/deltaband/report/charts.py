@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from ..display import svg
-from ..display.svg import Axes, Markup, element, join
+from ..display.svg import Axes, Markup, element
 from ..display.text import percent
 from ..results import level_name
 from .evaluation import CONFIDENCE, Coverage, OutputEvaluation
@@ -16,22 +15,12 @@ from .evaluation import CONFIDENCE, Coverage, OutputEvaluation
 MIN_ROWS_FOR_OUTLIERS = 100
 
 
-class RowsPicture(NamedTuple):
-    """A picture with one dot per row, and whether dots lie beyond its axes."""
-
-    picture: Markup
-    is_clipped: bool
-
-
 def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
     """Draw the observed coverage over the level, and the range that chance explains."""
     ticks = [(share, f"{100 * share:.0f} %") for share in (0, 0.2, 0.4, 0.6, 0.8, 1)]
     axes = Axes((0, 1), (0, 1), "level asked for", "rows covered", ticks=ticks)
     levels = np.array([0.0, *(each.level for each in curve), 1.0])
-    low = np.array([0.0, *(each.chance_range.low for each in curve), 1.0])
-    high = np.array([0.0, *(each.chance_range.high for each in curve), 1.0])
-    shares = np.array([each.share for each in curve])
-    diagonal = np.array([0.0, 1.0])
+    low, high = np.array([(0.0, 0.0), *(each.chance_range for each in curve), (1.0, 1.0)]).T
 
     def tip(each: Coverage) -> str:
         low, high = map(percent, each.chance_range)
@@ -41,80 +30,63 @@ def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
     dots = (axes.dot(each.level, each.share, 6 if each is asked else 3.5, data_tip=tip(each)) for each in curve)
     return axes.picture(
         axes.area(levels, low, high, fill=svg.BAND),
-        axes.line(diagonal, diagonal, **svg.DASHED),
-        axes.line(levels[1:-1], shares, stroke=svg.BLUE),
+        axes.line(axes.x_span, axes.x_span, **svg.DASHED),
+        axes.line(levels[1:-1], np.array([each.share for each in curve]), stroke=svg.BLUE),
         element("g", *dots, fill=svg.BLUE),
         describe="Calibration curve: share of rows covered over the level asked for",
     )
 
 
-def sorted_by_width(output: OutputEvaluation, drawn: np.ndarray) -> RowsPicture:
-    """Draw intervals and targets relative to the prediction, from the narrowest interval to the widest."""
-    position = np.empty(len(output.y), dtype=np.int64)
+def sorted_by_width(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Markup, bool]:
+    """Draw intervals and targets relative to the prediction, sorted by width; return whether dots are at the edge."""
     order = np.argsort(output.width, kind="stable")
-    position[order] = np.arange(1, len(order) + 1)
+    position = 1 + np.argsort(order)
     mean, lower, upper = output.intervals
     curve = svg.evenly_spaced(order[np.isfinite(output.width[order])], svg.CURVE_POINTS)
     low, high = (lower - mean)[curve], (upper - mean)[curve]
     error = (output.y - mean)[drawn]
     shown = np.concatenate([low, high, error])
     inliers = without_outliers(shown)
-    axes = Axes(
-        svg.axis_limits(np.array([1.0, len(order)]), margin=0.02),
-        svg.axis_limits(inliers),
-        "rows, from the narrowest interval to the widest",
-        "target − prediction",
-    )
+    labels = "rows, from the narrowest interval to the widest", "target − prediction"
+    axes = Axes(svg.axis_limits(np.array([1.0, len(order)]), margin=0.02), svg.axis_limits(inliers), *labels)
     picture = axes.picture(
         axes.area(position[curve], low, high, fill=svg.BAND),
         axes.line(axes.x_span, np.zeros(2), stroke=svg.BLUE, stroke_width=1),
-        _row_dots(axes, position[drawn], error, drawn, output.missed),
+        *_row_dots(axes, position[drawn], error, drawn, output.missed),
         describe="Targets less predictions and their intervals, sorted by width",
     )
-    return RowsPicture(picture, len(inliers) < len(shown))
+    return picture, len(inliers) < len(shown)
 
 
-def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> RowsPicture:
-    """Draw absolute errors over widths; dots above half the width are misses, where intervals are symmetric."""
+def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Markup, bool]:
+    """Draw absolute errors over widths, with a line at half the width, and return whether dots are at the edge."""
     drawn = drawn[np.isfinite(output.width[drawn])]
     error, width = np.abs(output.y - output.intervals.mean)[drawn], output.width[drawn]
     wide, high = without_outliers(width), without_outliers(error)
     constant = len(drawn) > 0 and np.ptp(width) <= 1e-5 * width.max()
-    axes = Axes(
-        svg.axis_limits(wide, margin=0.04, zero=constant),
-        svg.axis_limits(high, zero=True),
-        "width of the interval",
-        "|target − prediction|",
-    )
+    limits = svg.axis_limits(wide, margin=0.04, zero=constant), svg.axis_limits(high, zero=True)
+    axes = Axes(*limits, "width of the interval", "|target − prediction|")
     x = np.clip(axes.x_span, 2 * axes.y.low, 2 * axes.y.high)  # the line ends where the picture does
     picture = axes.picture(
         axes.line(x, x / 2, **svg.DASHED),
-        _row_dots(axes, width, error, drawn, output.missed),
+        *_row_dots(axes, width, error, drawn, output.missed),
         describe="Absolute errors over the width of the interval",
     )
-    return RowsPicture(picture, min(len(wide), len(high)) < len(drawn))
+    return picture, min(len(wide), len(high)) < len(drawn)
 
 
 def coverage_whisker(coverage: Coverage, low: float, off: bool) -> Markup:
     """Draw one coverage with its confidence interval beside the level, on a line from `low` to 1."""
-    width, height = 110, 18
-
-    def x(value: float) -> str:
-        return svg.pixel(6 + (max(value, low) - low) / (1 - low) * (width - 12))
-
-    colour, middle, level = svg.VERMILLION if off else svg.BLUE, height / 2, x(coverage.level)
-    left, right = map(x, coverage.confidence_interval)
+    scale = svg.Scale(low, 1, 6, 104)
+    level, share, left, right = map(svg.pixel, scale([coverage.level, coverage.share, *coverage.confidence_interval]))
+    colour = svg.VERMILLION if off else svg.BLUE
     interval = {"stroke": colour, "stroke_width": 2, "stroke_opacity": 0.55}
-    return element(
-        "svg",
-        element("line", x1=level, x2=level, y1=0, y2=height, stroke=svg.GREY, stroke_dasharray="3 2"),
-        element("line", x1=left, x2=right, y1=middle, y2=middle, **interval),
-        element("circle", cx=x(coverage.share), cy=middle, r=4, fill=colour),
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        height=height,
-        aria_hidden="true",
-    )
+    marks = [
+        element("line", x1=level, x2=level, y1=0, y2=18, stroke=svg.GREY, stroke_dasharray="3 2"),
+        element("line", x1=left, x2=right, y1=9.0, y2=9.0, **interval),
+        element("circle", cx=share, cy=9.0, r=4, fill=colour),
+    ]
+    return element("svg", *marks, viewBox="0 0 110 18", width=110, height=18, aria_hidden="true")
 
 
 def without_outliers(values: np.ndarray) -> np.ndarray:
@@ -126,13 +98,11 @@ def without_outliers(values: np.ndarray) -> np.ndarray:
     return finite[(finite >= low - (high - low)) & (finite <= high + (high - low))]
 
 
-def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, missed: np.ndarray) -> Markup:
+def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, missed: np.ndarray) -> list[Markup]:
     """Draw one dot per row, with misses larger and on top."""
-
-    def dots(which: np.ndarray, radius: float, **attributes: object) -> Markup:
-        found = np.flatnonzero(which)
-        circles = (axes.dot(x[k], y[k], radius, data_row=drawn[k]) for k in found)
-        return element("g", join(circles), **attributes)
-
     gone = missed[drawn]
-    return join([dots(~gone, 2, fill=svg.GREY, fill_opacity=0.7), dots(gone, 3, fill=svg.VERMILLION, class_="missed")])
+    covered_style, missed_style = {"fill": svg.GREY, "fill_opacity": 0.7}, {"fill": svg.VERMILLION, "class_": "missed"}
+    return [
+        element("g", *(axes.dot(x[k], y[k], radius, data_row=drawn[k]) for k in np.flatnonzero(which)), **style)
+        for which, radius, style in ((~gone, 2, covered_style), (gone, 3, missed_style))
+    ]

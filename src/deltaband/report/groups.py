@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from functools import cached_property
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ..display.text import INFINITY, decimals, fixed, number
 from ..validation import describe
 
 MISSING = "missing"
-SECONDS_PER_DAY = 86_400.0
 MAX_SINGLE_NUMBERS = 8  # a column with at most so many different numbers has a group for each
 MAX_CATEGORIES = 10  # of more categories the rarest share the last group
 N_QUANTILE_GROUPS = 5  # for a column of many different numbers
@@ -41,23 +40,56 @@ class Column:
             return str(value)
         if self.kind == "number":
             return fixed(float(value), self._decimals)
-        moment = np.datetime64(int(value), "s")
-        return str(moment.astype("datetime64[D]") if value % SECONDS_PER_DAY == 0 else moment).replace("T", " ")
+        return str(np.datetime64(int(value), "s")).removesuffix("T00:00:00").replace("T", " ")
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     name: str
     rows: np.ndarray  # (k,) indices
 
 
-def read_columns(columns: Mapping[str, Any] | None, n: int) -> dict[str, Column]:
-    """Return the columns of n rows by name; pandas, NumPy, tensors and lists are accepted."""
-    if columns is None:
-        return {}
-    if not hasattr(columns, "items"):
-        raise TypeError(f"columns must be a mapping of names to values, got {describe(columns)}")
-    return {str(name): _read_column(str(name), values, n) for name, values in columns.items()}
+def named_items(given: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+    """Return the values by name of an optional mapping, or of a data frame."""
+    if given is not None and not hasattr(given, "items"):
+        raise TypeError(f"{what} must be a mapping of names to values, got {describe(given)}")
+    return {} if given is None else {str(name): value for name, value in given.items()}
+
+
+def read_column(name: str, values: Any, n: int) -> Column:
+    """Return a column of n rows; pandas, NumPy, tensors and lists are accepted."""
+    if hasattr(values, "detach"):  # a tensor, possibly on a GPU
+        values = values.detach().cpu()
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise TypeError(f"column {name!r} must be a sequence of {n} values, got {describe(values)}")
+    array = np.asarray(values) if hasattr(values, "__array__") else _object_array(values)
+    if array.ndim != 1 or len(array) != n:
+        raise ValueError(f"column {name!r} must have a value for each of the {n} rows, got {array.shape}")
+    if array.dtype.kind not in "fiuM":
+        listed = [None if _is_missing(value) else value for value in array.tolist()]
+        present = [value for value in listed if value is not None]
+        if present and all(isinstance(value, Real) and not isinstance(value, bool | np.bool_) for value in present):
+            array = np.array([np.nan if value is None else float(value) for value in listed])
+        elif present and all(isinstance(value, date) and getattr(value, "tzinfo", None) is None for value in present):
+            array = np.array(listed, dtype="datetime64[s]")
+        else:
+            return Column(_object_array([None if value is None else str(value) for value in listed]), "text")
+    if array.dtype.kind == "M":
+        seconds = array.astype("datetime64[s]")
+        return Column(np.where(np.isnat(seconds), np.nan, seconds.astype(np.int64).astype(np.float64)), "date")
+    return Column(array.astype(np.float64))
+
+
+def _object_array(values: Any) -> np.ndarray:
+    """Return one entry per value, even where values have a length themselves."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = [*values]
+    return array
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether the value is None, NaN, or one of pandas' equivalents."""
+    is_nan = isinstance(value, Real) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def group_by_value(column: Column) -> list[Group]:
@@ -65,24 +97,21 @@ def group_by_value(column: Column) -> list[Group]:
     if column.kind == "text":
         return _group_categories(column)
     values = column.values
-    infinite, missing = np.isinf(values), np.isnan(values)
-    finite = np.flatnonzero(~infinite & ~missing)
+    finite = np.flatnonzero(np.isfinite(values))
     found = values[finite]
     different = np.unique(found)
     if len(different) <= MAX_SINGLE_NUMBERS:
         groups = [Group(column.format(value), finite[found == value]) for value in different]
     else:
-        parts = N_QUANTILE_GROUPS
-        last = [-(-k * len(found) // parts) - 1 for k in range(1, parts)]  # of each part, if there are no ties
-        edges = np.unique(np.sort(found)[last])
-        part = np.searchsorted(edges, found, side="left")
+        last = np.ceil(np.arange(1, N_QUANTILE_GROUPS) * len(found) / N_QUANTILE_GROUPS).astype(int) - 1  # if no ties
+        part = np.searchsorted(np.unique(np.sort(found)[last]), found, side="left")
         groups = [
             Group(f"{column.format(of_part.min())} to {column.format(of_part.max())}", finite[part == k])
-            for k in range(len(edges) + 1)
+            for k in range(N_QUANTILE_GROUPS)
             if len(of_part := found[part == k])
         ]
-    others = [(INFINITY, infinite), (MISSING, missing)]
-    return groups + [Group(name, np.flatnonzero(rows)) for name, rows in others if rows.any()]
+    others = [Group(INFINITY, np.flatnonzero(np.isinf(values))), Group(MISSING, np.flatnonzero(np.isnan(values)))]
+    return groups + [group for group in others if len(group.rows)]
 
 
 def group_by_width(width: np.ndarray) -> list[Group]:
@@ -92,10 +121,10 @@ def group_by_width(width: np.ndarray) -> list[Group]:
     if np.ptp(width) <= 1e-5 * np.abs(width).max():
         return [Group(f"all {number(float(width.mean()))}", np.arange(len(width)))]
     parts = [rows for rows in np.array_split(np.argsort(width, kind="stable"), N_QUANTILE_GROUPS) if len(rows)]
-    edges = [(float(width[rows].min()), float(width[rows].max())) for rows in parts]
+    edges = [(float(width[rows[0]]), float(width[rows[-1]])) for rows in parts]
     digits = next((k for k in (3, 4, 5) if len({number(low, k) for low, _ in edges}) == len(edges)), 6)
     names = [f"{number(low, digits)} to {number(high, digits)}" for low, high in edges]
-    return [Group(name, rows) for name, rows in zip(names, parts, strict=True)]
+    return list(map(Group, names, parts))
 
 
 def _group_categories(column: Column) -> list[Group]:
@@ -107,47 +136,3 @@ def _group_categories(column: Column) -> list[Group]:
     if len(shown) < len(order):
         groups.append(Group(f"{len(order) - len(shown):,} others", np.flatnonzero(~np.isin(which, shown))))
     return groups
-
-
-def _read_column(name: str, values: Any, n: int) -> Column:
-    if hasattr(values, "detach"):  # a tensor, possibly on a GPU
-        values = values.detach().cpu()
-    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
-        raise TypeError(f"column {name!r} must be a sequence of {n} values, got {describe(values)}")
-    array = np.asarray(values) if hasattr(values, "__array__") else _object_array(values)
-    if array.ndim != 1 or len(array) != n:
-        raise ValueError(f"column {name!r} must have a value for each of the {n} rows, got {array.shape}")
-    if array.dtype.kind in "fiu":
-        return Column(array.astype(np.float64))
-    if array.dtype.kind == "M":
-        return _dates(array)
-    listed = [None if _is_missing(value) else value for value in array.tolist()]
-    present = [value for value in listed if value is not None]
-    if present and all(isinstance(value, Real) and not isinstance(value, bool | np.bool_) for value in present):
-        return Column(np.array([np.nan if value is None else float(value) for value in listed]))
-    if present and all(isinstance(value, date) and getattr(value, "tzinfo", None) is None for value in present):
-        return _dates(np.array(listed, dtype="datetime64[s]"))
-    return Column(_object_array([None if value is None else _text(value) for value in listed]), "text")
-
-
-def _dates(array: np.ndarray) -> Column:
-    seconds = array.astype("datetime64[s]")
-    return Column(np.where(np.isnat(seconds), np.nan, seconds.astype(np.int64).astype(np.float64)), "date")
-
-
-def _object_array(values: Any) -> np.ndarray:
-    """Return one entry per value, even where values have a length themselves."""
-    array = np.empty(len(values), dtype=object)
-    array[:] = [*values]
-    return array
-
-
-def _text(value: Any) -> str:
-    return value.isoformat(" ") if isinstance(value, datetime) else str(value)
-
-
-def _is_missing(value: Any) -> bool:
-    """Return whether the value is None, NaN, or one of pandas' equivalents."""
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, Real) and value != value)
-    )

@@ -1,0 +1,122 @@
+"""The summary of a fit as lines of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from .calibration.calibrate import Calibration
+from .calibration.conformal import AllOutputs, rows_needed
+from .damping import Damping
+from .data.labels import n_classes
+from .display.notebook import Line
+from .fitting.fit import Fit
+
+MAX_LISTED_OUTPUTS = 4  # with more outputs than this a line shows the smallest and the largest number
+
+
+def format_summary(title: str, lines: Sequence[Line]) -> str:
+    """Put the lines of a summary below its title, with the texts aligned."""
+    return "\n".join([title, *(f"  {label:<22}{text}" for label, text in lines)])
+
+
+def regression_summary(
+    model: nn.Module, fits: Sequence[Fit], damping: Damping, calibration: Calibration | None
+) -> list[Line]:
+    """Return the lines of the summary of `PredictionIntervals`."""
+    fit, m = fits[0], sum(each.n_outputs for each in fits)
+    task = [] if m == 1 else [("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}")]
+    losses, freedom, noise = (
+        np.concatenate([getattr(each, name) for each in fits]) for name in ("losses", "degrees_of_freedom", "noise_std")
+    )
+    lines = _fit_lines(model, fits, *task, ("training RMSE", _list(np.sqrt(losses / fit.n_rows))))
+    if fit.covariance.damping is None:
+        hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
+        lines.append(("damping λ", f"not given{hint}"))
+    else:
+        per_row = m // len(fits)
+        lines += [
+            *_damping_lines(fits, damping.rule(fit.n_returned), per_row, "n" if per_row == 1 else "n·m"),
+            ("degrees of freedom", f"{_list(freedom, '{:.1f}')} (n − p*)"),
+            ("noise std s", _list(noise)),
+        ]
+    return lines if calibration is None else lines + _calibration_lines(calibration, fit)
+
+
+def classification_summary(
+    model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
+) -> list[Line]:
+    """Return the lines of the summary of `ClassificationIntervals`."""
+    fit, n_all = fits[0], n_classes(fits[0].n_returned)
+    one_against_rest = fit.n_returned > 2 and fit.n_outputs == 1
+    classes = [c for each in fits for c in each.outputs]
+    some = "the predicted one" if predicted else ", ".join(map(str, classes))
+    restriction = "" if len(classes) == n_all and not predicted else f", asked about {some}"
+    form = "each against the rest, alone" if one_against_rest else "one Fisher matrix for all"
+    per_label = 1 if one_against_rest else n_all - 1  # how many log-odds one label is about
+    task = [
+        ("classes", f"{n_all}{restriction}: {form}"),
+        ("training accuracy", _list(100 * np.array(accuracies), "{:.2f}%")),
+        ("cross-entropy", _list(np.array([each.losses.sum() for each in fits]) / fit.n_rows)),
+    ]
+    unit = "n" if per_label == 1 else f"{per_label}·n"
+    return _fit_lines(model, fits, *task) + _damping_lines(fits, damping.rule(), per_label, unit)
+
+
+def _fit_lines(model: nn.Module, fits: Sequence[Fit], *task: Line) -> list[Line]:
+    """Return lines about the network and the covariance, with those about the task between them."""
+    fit = fits[0]
+    lines = [
+        ("network", f"{type(model).__name__}, {fit.n_parameters:,} trainable parameters (p)"),
+        ("training rows", f"{fit.n_rows:,} (n)"),
+        *task,
+        ("gradients", fit.gradient_method),
+        ("covariance", fit.covariance.describe()),
+    ]
+    if fit.error is not None:
+        widths = max(each.error.width for each in fits if each.error is not None)
+        lines.append(("error of widths", f"{widths:.2%} on average, estimated on {fit.error.n_rows:,} rows"))
+    return lines
+
+
+def _damping_lines(fits: Sequence[Fit], rule: str, per_row: int, unit: str) -> list[Line]:
+    p_star = np.array([fit.effective_parameters for fit in fits])
+    share = _list(100 * p_star / (fits[0].n_rows * per_row), "{:.0f}")
+    return [
+        ("damping λ", f"{fits[0].covariance.damping:.4g} ({rule})"),
+        ("effective p*", f"{_list(p_star, '{:.1f}')} ({share}% of {unit})"),
+    ]
+
+
+def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
+    conformal = calibration.conformal
+    n, outputs, joint = conformal.n_rows, conformal.outputs, isinstance(conformal, AllOutputs)
+    before = "none" if fit.covariance.damping is None else f"{fit.covariance.damping:.4g}"
+    lines = [("calibrated on", f"{calibration.n_rows:,} rows: levels up to {n / (n + 1):.5g}")]
+    if joint:
+        lines.append(("  outputs", f"all at once: {n:,} rows for the quantile, the others for the scales"))
+    b = np.array([output.b for output in outputs])
+    lines += [
+        ("  damping λ", f"{before} → {_list(np.array([output.damping for output in outputs]))}"),
+        ("  scale", f"√(1 + b·q), b = {_list(b)}" + (" (constant width)" if not b.any() else "")),
+    ]
+    if not joint and n >= rows_needed(0.95):
+        deviations = [math.hypot(*output.standardised) / math.sqrt(n) for output in outputs]
+        quantiles = [output.quantile(0.95) / s if s else 0.0 for output, s in zip(outputs, deviations, strict=True)]
+        lines.append(
+            ("  95 % quantile", f"{_list(np.array(quantiles), '{:.3f}')} standard deviations (Gaussian: 1.960)")
+        )
+    scores = [f"{s:.4g}" for s in (calibration.score_before, calibration.score_after) if not math.isnan(s)]
+    if not math.isnan(calibration.score_after):
+        lines.append(("  interval score", f"{' → '.join(scores)} (95 %, lower is better)"))
+    if not math.isnan(calibration.drift_p_value):
+        lines.append(("  like training rows", f"p = {calibration.drift_p_value:.2g} (leverages, Kolmogorov–Smirnov)"))
+    return lines
+
+
+def _list(values: np.ndarray, form: str = "{:.4g}") -> str:
+    shown = values if len(values) <= MAX_LISTED_OUTPUTS else [values.min(), values.max()]
+    return (", " if len(shown) == len(values) else " to ").join(map(form.format, shown))
