@@ -33,58 +33,42 @@ def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:
 
     Returns:
         The share, from 0 to 1.
-
-    Raises:
-        ValueError: If targets and intervals do not match, or hold NaN.
     """
     rows = _read(y, intervals)
-    return rows.result(rows.covered.mean(axis=0))
+    return rows.result(((rows.lower <= rows.y) & (rows.y <= rows.upper)).mean(axis=0))
 
 
 def mean_width(y: Any, intervals: Intervals) -> float | np.ndarray:
     """Compute w_sd = mean(upper − lower)/std(y), with the population's standard deviation √(Σ(y − ȳ)²/n).
 
     Args:
-        y: The targets, (n,), (n, 1) or (n, m).
-        intervals: The intervals of the same rows.
+        y, intervals: As in `coverage`.
 
     Returns:
-        The mean width in standard deviations of the targets.
-
-    Raises:
-        ValueError: If all targets are equal; or as for `coverage`.
+        The mean width in standard deviations of the targets; an error if all targets are equal.
     """
     rows = _read(y, intervals)
     if (np.ptp(rows.y, axis=0) == 0.0).any():
         raise ValueError("all targets are equal: widths cannot be measured in units of their standard deviation")
-    return rows.result(rows.width.mean(axis=0) / rows.y.std(axis=0))
+    return rows.result((rows.upper - rows.lower).mean(axis=0) / rows.y.std(axis=0))
 
 
 def width_error_correlation(y: Any, intervals: Intervals) -> float | np.ndarray:
     """Compute r, Pearson's correlation of upper − lower with |y − mean|.
 
     Args:
-        y: The targets, (n,), (n, 1) or (n, m).
-        intervals: The intervals of the same rows.
+        y, intervals: As in `coverage`.
 
     Returns:
         The correlation, from −1 to 1; NaN where either is constant or a width is infinite.
-
-    Raises:
-        ValueError: If targets and intervals do not match, or hold NaN.
     """
     rows = _read(y, intervals)
-    r = np.full(rows.width.shape[1:], np.nan)
-    for o, j in np.ndindex(r.shape):
-        y_, mean, width = rows.y[:, o, 0], rows.mean[:, o, 0], rows.width[:, o, j]
-        errors = np.abs(y_ - mean)
-        constant = _is_constant(errors, y_, mean, rows.eps)
-        if constant or not np.isfinite(width).all():
-            continue
-        if not _is_constant(width, rows.lower[:, o, j], rows.upper[:, o, j], rows.eps):
-            w, e = width - width.mean(), errors - errors.mean()
-            r[o, j] = w @ e / np.sqrt((w @ w) * (e @ e))
-    return rows.result(r)
+    errors, width, eps = np.abs(rows.y - rows.mean), rows.upper - rows.lower, _eps(intervals.lower)
+    with np.errstate(all="ignore"):  # of widths that are constant or infinite
+        constant = _is_constant(errors, rows.y, rows.mean, eps) | _is_constant(width, rows.lower, rows.upper, eps)
+        w, e = width - width.mean(axis=0), errors - errors.mean(axis=0)
+        r = (w * e).sum(axis=0) / np.sqrt(np.square(w).sum(axis=0) * np.square(e).sum(axis=0))
+    return rows.result(np.where(constant, np.nan, r))
 
 
 def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -93,14 +77,10 @@ def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
     Lower is better: the score rewards narrow intervals and penalises those that miss.
 
     Args:
-        y: The targets, (n,), (n, 1) or (n, m).
-        intervals: The intervals of the same rows.
+        y, intervals: As in `coverage`; the intervals must have a level.
 
     Returns:
         The score, in the units of `y`.
-
-    Raises:
-        ValueError: If the intervals have no level; or as for `coverage`.
     """
     rows = _read(y, intervals)
     return rows.result(interval_scores(rows.y, rows.lower, rows.upper, _levels(rows, intervals)).mean(axis=0))
@@ -116,17 +96,13 @@ def calibration_error(y: Any, intervals: Intervals) -> float:
     """Compute the mean |coverage − level| over all levels and outputs.
 
     Args:
-        y: The targets, (n,), (n, 1) or (n, m).
-        intervals: The intervals of the same rows.
+        y, intervals: As in `coverage`; the intervals must have a level.
 
     Returns:
         One float, however many levels and outputs there are.
-
-    Raises:
-        ValueError: If the intervals have no level; or as for `coverage`.
     """
-    rows = _read(y, intervals)
-    return float(np.abs(rows.covered.mean(axis=0) - _levels(rows, intervals)).mean())
+    levels = _levels(_read(y, intervals), intervals)
+    return float(np.abs(coverage(y, intervals) - levels).mean())
 
 
 class _Rows(NamedTuple):
@@ -136,16 +112,7 @@ class _Rows(NamedTuple):
     mean: np.ndarray  # (n, m, 1)
     lower: np.ndarray  # (n, m, levels)
     upper: np.ndarray  # (n, m, levels)
-    eps: float  # machine precision of the bounds as given
     shape: tuple[int, ...]  # of a result
-
-    @property
-    def width(self) -> np.ndarray:  # (n, m, levels)
-        return self.upper - self.lower
-
-    @property
-    def covered(self) -> np.ndarray:  # (n, m, levels)
-        return (self.lower <= self.y) & (self.y <= self.upper)
 
     def result(self, values: np.ndarray) -> float | np.ndarray:  # (m, levels)
         """Return the values in the shape of the bounds, or as a float."""
@@ -168,15 +135,13 @@ def _read(y: Any, intervals: Intervals) -> _Rows:
     means_match = mean.size == n * m and mean.ndim <= 2
     bounds_match = shape[: len(outputs)] == outputs and len(shape) <= len(outputs) + 1 and lower.shape == upper.shape
     if not (means_match and bounds_match):
-        raise ValueError(
-            "the mean must have the shape of the targets, and the bounds that shape, or one more axis for the levels; "
-            f"got targets {tuple(y.shape)}, mean {mean.shape}, lower {lower.shape}, upper {upper.shape}"
-        )
+        shapes = f"targets {tuple(y.shape)}, mean {mean.shape}, lower {lower.shape}, upper {upper.shape}"
+        raise ValueError(f"the mean must be shaped like the targets, the bounds too, or with levels last; got {shapes}")
     check_finite(y, "targets")
     if any(np.isnan(part).any() for part in (mean, lower, upper)):
         raise ValueError("the intervals hold NaN")
     lower, upper = (part.reshape(n, m, -1) for part in (lower, upper))
-    return _Rows(y.numpy()[:, :, None], mean.reshape(n, m, 1), lower, upper, _eps(intervals.lower), shape)
+    return _Rows(y.numpy()[:, :, None], mean.reshape(n, m, 1), lower, upper, shape)
 
 
 def _levels(rows: _Rows, intervals: Intervals) -> np.ndarray:  # (levels,)
@@ -189,9 +154,9 @@ def _levels(rows: _Rows, intervals: Intervals) -> np.ndarray:  # (levels,)
     return levels
 
 
-def _is_constant(difference: np.ndarray, a: np.ndarray, b: np.ndarray, eps: float) -> bool:
-    """Return whether a − b is constant up to rounding, which depends on the size of `a` and `b`, not of a − b."""
-    return bool(np.ptp(difference) <= 4 * eps * max(np.abs(a).max(), np.abs(b).max()))
+def _is_constant(difference: np.ndarray, a: np.ndarray, b: np.ndarray, eps: float) -> np.ndarray:
+    """Return where a − b is constant up to rounding, which depends on the size of `a` and `b`, not of a − b."""
+    return np.ptp(difference, axis=0) <= 4 * eps * np.maximum(np.abs(a).max(axis=0), np.abs(b).max(axis=0))
 
 
 def _eps(values: Any) -> float:

@@ -18,8 +18,7 @@ from ..metrics import interval_scores
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
 from ..storage.encoding import storable
-from .conformal import AllOutputs, ConformalScale, EachOutput, rows_needed
-from .scales import Scales
+from .conformal import AllOutputs, ConformalScale, EachOutput, Scales, rows_needed
 
 DRIFT_P_VALUE = 1e-3  # below it, calibration and training rows are reported to differ
 EXCESS_SEEN_SHARE = 0.05  # of rows, beyond chance, from which on training rows among others are reported
@@ -49,8 +48,7 @@ class Calibration:
         if self.seen_share > share_by_chance(self.repeated_share, self.n_rows) + EXCESS_SEEN_SHARE:
             return [
                 f"{self.seen_share:.0%} of the calibration rows were training rows ({self.repeated_share:.0%} would be "
-                "by chance): their residuals are too small, so will be the intervals; calibrate on rows that the "
-                "network was not trained on"
+                "by chance): the intervals will be too narrow; calibrate on rows that the network was not trained on"
             ]
         if self.drift_p_value < DRIFT_P_VALUE:
             return [
@@ -87,11 +85,11 @@ def calibrate(
     if joint:
         conformal, after = AllOutputs.fit(r, q, of_outputs, seed), np.nan
     else:
-        conformal = EachOutput(tuple(ConformalScale.fit(r[:, o], q[o], of_outputs[o]) for o in range(m)))
+        conformal = EachOutput.fit(r, q, of_outputs)
         after = float(np.mean([cross_calibrated_score(r[:, o], q[o], of_outputs[o], seed) for o in range(m)]))
     half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
-    training = [fit.leverages[:, o] for fit in fits for o in range(fit.n_outputs) if fit.leverages.shape[0]]
-    p_values = [drift_p_value(training[o], h[o]) for o in range(len(training))]
+    training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
+    p_values = list(map(drift_p_value, training, h))
     return Calibration(
         covariances,
         scales,

@@ -22,11 +22,53 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..damping import TYPICAL_RELATIVE_DAMPING
 from ..results import Side
 from ..storage.encoding import storable
-from .scales import Scales
 
+RELATIVE_DAMPINGS = 10.0 ** np.arange(-8, 2)  # λ in units of the largest eigenvalue of JᵀJ
+VARIANCE_SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.999])  # of σ² that is b·q at the average training row
 NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates, candidates) array
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Candidates c for σ² = 1 + b·q_λ, each with its own λ and b."""
+
+    dampings: np.ndarray  # (L,) the different λ
+    damping_index: np.ndarray  # (C,) the λ of each candidate, as an index into `dampings`
+    b: np.ndarray  # (C,)
+    prior: np.ndarray  # (C,) −log of the prior weight
+
+    @classmethod
+    def single(cls, damping: float) -> Scales:
+        """Return one candidate, b = 1 with the given λ: nothing to choose."""
+        return cls(np.array([damping]), np.array([0]), np.array([1.0]), np.array([0.0]))
+
+    @classmethod
+    def grid(cls, eigenvalues: np.ndarray, n_rows: int) -> Scales:
+        """Return plausible λ and b for a network whose JᵀJ, over n rows, has these eigenvalues, largest first.
+
+        The prior is centred on the typical damping, give or take a decade, and on as much variance as noise, give or
+        take a factor e. A few dozen rows leave it at that; some hundred overrule it.
+        """
+        if len(eigenvalues) == 0:  # a sketch that holds nothing: only the constant width is left
+            return cls(np.array([1.0]), np.array([0]), np.array([0.0]), np.array([0.0]))
+        e = eigenvalues[:, None]
+        dampings = RELATIVE_DAMPINGS * eigenvalues[0]
+        average = np.square(e / (e + dampings)).sum(axis=0) / n_rows  # of q over the training rows
+        odds = VARIANCE_SHARES / (1 - VARIANCE_SHARES)
+        index, share = np.divmod(np.arange(len(dampings) * len(odds)), len(odds))
+        decades = np.log10(RELATIVE_DAMPINGS / TYPICAL_RELATIVE_DAMPING)
+        prior = 0.5 * decades[index] ** 2 + 0.5 * np.log(odds[share]) ** 2
+        constant = 0.5 * np.log(odds[0]) ** 2  # as likely as the smallest share
+        b = odds[share] / average[index]
+        return cls(dampings, np.append(index, 0), np.append(b, 0.0), np.append(prior, constant))
+
+    def squared(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> (rows, C)
+        """Return σ² of each row under each candidate."""
+        return 1.0 + self.b * q[:, self.damping_index]
 
 
 @storable
@@ -61,7 +103,6 @@ class ConformalScale:
 
     @property
     def n_rows(self) -> int:
-        """The number of calibration rows."""
         return len(self.signed)
 
     @property
@@ -98,11 +139,14 @@ class ConformalScale:
     def _largest_residuals(self, q: np.ndarray, levels: tuple[float, ...], side: Side) -> np.ndarray:
         """Return the largest residual in the interval of each row and level; negated for the lower side."""
         squared = self.scales.squared(q)
-        first, last = (np.sqrt(t) for t in self._chosen_between(squared))
+        first, last = (np.sqrt(t)[:, None] for t in self._chosen_between(squared))  # (rows, 1, C)
         scores = {"both": self.absolute, "upper": self.signed, "lower": -self.signed[::-1]}[side]
-        cuts = [np.sqrt(squared) * scores[conformal_rank(level, self.n_rows) - 1] for level in levels]
-        largest = _largest if side == "both" else _largest_signed
-        return self.unit * np.stack([largest(first, last, cut) for cut in cuts], axis=1)
+        cut = np.sqrt(squared)[:, None] * scores[[conformal_rank(level, self.n_rows) - 1 for level in levels]]
+        # of each candidate the largest r with |r| within [first, last] and r at most cut
+        above = np.where(cut >= first, np.minimum(last, cut), -np.inf)
+        below = np.where((cut < first) & (cut >= -last), np.minimum(-first, cut), -np.inf)
+        largest = np.where(last >= first, np.maximum(above, below), -np.inf).max(axis=2)
+        return self.unit * (np.maximum(largest, 0.0) if side == "both" else largest)
 
     def _chosen_between(self, squared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (rows, C) -> (rows, C) twice
         """Return t₋ and t₊, between which a candidate is the lowest of the lines a + d·t; inf and 0 if it never is."""
@@ -112,24 +156,10 @@ class ConformalScale:
         slope = d[:, :, None] - d[:, None, :]
         with np.errstate(divide="ignore", invalid="ignore"):
             crossing = rise / slope
-        first = np.where(slope < 0, crossing, np.where((slope == 0) & (rise < 0), np.inf, 0.0)).max(axis=2)
+        first = np.where(slope < 0, crossing, np.where((slope == 0) & (rise < 0), np.inf, 0.0)).max(axis=2, initial=0.0)
         last = np.where(slope > 0, crossing, np.inf).min(axis=2)
-        first = np.maximum(first, 0.0)
         never = last < first
         return np.where(never, np.inf, first), np.where(never, 0.0, last)
-
-
-def _largest(first: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.ndarray:
-    """Return the largest |r| within [first, last] and at most cut, over all candidates: (rows, C) -> (rows,)."""
-    return np.where(cut >= first, np.minimum(last, cut), 0.0).max(axis=1)
-
-
-def _largest_signed(first: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.ndarray:
-    """Return the largest r with |r| within [first, last] and r at most cut, over all candidates."""
-    possible = last >= first
-    above = np.where(possible & (cut >= first), np.minimum(last, cut), -np.inf)
-    below = np.where(possible & (cut < first) & (cut >= -last), np.minimum(-first, cut), -np.inf)
-    return np.maximum(above, below).max(axis=1)
 
 
 def _two_bounds(bound: np.ndarray, side: Side) -> tuple[np.ndarray, np.ndarray]:
@@ -154,9 +184,13 @@ class _Outputs:
 class EachOutput(_Outputs):
     """Outputs that are calibrated one by one."""
 
+    @classmethod
+    def fit(cls, residuals: np.ndarray, q: Sequence[np.ndarray], scales: Sequence[Scales]) -> EachOutput:
+        """Return the scores of the calibration rows, given residuals (n, m) and m times variances (n, L)."""
+        return cls(tuple(map(ConformalScale.fit, residuals.T, q, scales)))
+
     @property
     def n_rows(self) -> int:
-        """The number of rows that a quantile is taken of."""
         return self.outputs[0].n_rows
 
     def bounds(
@@ -182,30 +216,20 @@ class AllOutputs(_Outputs):
     scores: dict[str, np.ndarray]  # by side, (n,) sorted
 
     @classmethod
-    def fit(
-        cls, residuals: np.ndarray, q: Sequence[np.ndarray], scales: Sequence[Scales], seed: int
-    ) -> AllOutputs:  # (n, m), m times (n, L)
-        """Return the scores of the calibration rows, given their residuals and variances under each λ."""
+    def fit(cls, residuals: np.ndarray, q: Sequence[np.ndarray], scales: Sequence[Scales], seed: int) -> AllOutputs:
+        """As `EachOutput.fit`, with a `seed` that draws the rows for the choice."""
         order = np.random.default_rng(seed).permutation(len(residuals))
         choosing, rest = np.split(order, [len(order) // 3])
         if len(choosing) == 0:
             raise ValueError(f"{len(order)} calibration rows are too few for all outputs at once: it takes at least 3")
-        outputs = _Outputs(
-            tuple(ConformalScale.fit(residuals[choosing, o], q[o][choosing], each) for o, each in enumerate(scales))
-        )
-        units = [math.sqrt(float(np.mean(output.standardised**2))) for output in outputs.outputs]
-        u = np.array([unit or 1.0 for unit in units])
-        signed = residuals[rest] / (outputs.scale([of_output[rest] for of_output in q]) * u)  # (rest, m)
-        scores = {
-            "both": np.sort(np.abs(signed).max(axis=1)),
-            "upper": np.sort(signed.max(axis=1)),
-            "lower": np.sort(-signed.min(axis=1)),
-        }
-        return cls(outputs.outputs, u, scores)
+        chosen = EachOutput.fit(residuals[choosing], [of_output[choosing] for of_output in q], scales)
+        u = np.array([math.sqrt(np.mean(output.standardised**2)) or 1.0 for output in chosen.outputs])
+        signed = residuals[rest] / (chosen.scale([of_output[rest] for of_output in q]) * u)  # (rest, m)
+        by_side = {"both": np.abs(signed), "upper": signed, "lower": -signed}
+        return cls(chosen.outputs, u, {side: np.sort(scores.max(axis=1)) for side, scores in by_side.items()})
 
     @property
     def n_rows(self) -> int:
-        """The number of rows that the quantile is taken of."""
         return len(self.scores["both"])
 
     def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> tuple[np.ndarray, np.ndarray]:
@@ -226,10 +250,8 @@ def conformal_rank(level: float, n: int) -> int:
     """Return which of n sorted scores is the conformal quantile, counted from 1."""
     rank = _rank(level, n)
     if rank > n:
-        raise ValueError(
-            f"{n} calibration rows are too few for level {level:g}: it takes at least {rows_needed(level)}; ask for a "
-            f"level of at most {n / (n + 1):.4g}, or calibrate on more rows"
-        )
+        problem = f"{n} calibration rows are too few for level {level:g}: it takes at least {rows_needed(level)}"
+        raise ValueError(f"{problem}; ask for a level of at most {n / (n + 1):.4g}, or calibrate on more rows")
     return max(rank, 1)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ..storage.encoding import storable
-from ..validation import check_finite, describe, tensor_from_numpy
+from ..validation import check_finite, describe
 
 
 @storable
@@ -27,10 +27,7 @@ class Inputs:
 
     @classmethod
     def of(cls, x: Any) -> Inputs:
-        """Return the inputs in a tensor or array, in a tuple or list of them, or in a mapping.
-
-        The memory of an array is shared where torch can.
-        """
+        """Return the inputs in a tensor or array, in a tuple or list of them, or in a mapping; memory may be shared."""
         if isinstance(x, Inputs):
             return x
         if isinstance(x, PackedSequence):
@@ -38,18 +35,17 @@ class Inputs:
         if isinstance(x, Mapping):
             if not all(isinstance(name, str) for name in x):
                 raise TypeError(f"inputs by name need names that are strings, got {list(x)}")
-            made = cls(tuple(_tensor(x[name], f"input {name!r}") for name in x), tuple(x), single=False)
+            made = cls(tuple(as_tensor(x[name], f"input {name!r}") for name in x), tuple(x), single=False)
         elif isinstance(x, tuple | list):
-            if not all(isinstance(part, Tensor | np.ndarray) or hasattr(part, "__array__") for part in x):
+            if not all(hasattr(part, "__array__") for part in x):
                 raise TypeError(f"inputs must be a tensor or a NumPy array, or several of them, got {describe(x)}")
-            made = cls(tuple(_tensor(part, f"input {i}") for i, part in enumerate(x)), single=False)
+            made = cls(tuple(as_tensor(part, f"input {i}") for i, part in enumerate(x)), single=False)
         else:
-            made = cls((_tensor(x, "inputs"),))
+            made = cls((as_tensor(x, "inputs"),))
         if not made.tensors:
             raise ValueError(f"inputs are an empty {type(x).__name__}: give at least one tensor")
         if len({len(tensor) for tensor in made.tensors}) > 1:
-            sizes = ", ".join(f"{name}: {len(t)}" for name, t in zip(made._labels(), made.tensors, strict=True))
-            raise ValueError(f"all inputs must have the same number of rows, got {sizes}")
+            raise ValueError(f"all inputs must have the same number of rows, got {made._describe(len)}")
         return made
 
     def __len__(self) -> int:
@@ -59,7 +55,6 @@ class Inputs:
         return self.map(lambda tensor: tensor[index])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """Return inputs with `change` applied to every tensor."""
         return replace(self, tensors=tuple(map(change, self.tensors)))
 
     def split(self, size: int) -> Iterator[Inputs]:
@@ -72,7 +67,7 @@ class Inputs:
         if self.single:
             return self.tensors, {}
         args = self.tensors if self.names is None else ()
-        kwargs = {} if self.names is None else dict(zip(self.names, self.tensors, strict=True))
+        kwargs = {} if self.names is None else self._by_label()
         try:
             inspect.signature(forward).bind(*args, **kwargs)
         except TypeError:
@@ -93,31 +88,29 @@ class Inputs:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def __str__(self) -> str:
-        descriptions = [f"shape {tuple(tensor.shape)} and {tensor.dtype}" for tensor in self.tensors]
-        if self.single:
-            return descriptions[0]
-        return ", ".join(f"{name}: {what}" for name, what in zip(self._labels(), descriptions, strict=True))
+        return self._describe(lambda tensor: f"shape {tuple(tensor.shape)} and {tensor.dtype}")
 
-    def _labels(self) -> Sequence[str]:
-        return self.names if self.names is not None else [str(i) for i in range(len(self.tensors))]
+    def _describe(self, describe_tensor: Callable[[Tensor], Any]) -> str:
+        texts = {label: describe_tensor(tensor) for label, tensor in self._by_label().items()}
+        return ", ".join(str(text) if self.single else f"{label}: {text}" for label, text in texts.items())
+
+    def _by_label(self) -> dict[Any, Tensor]:
+        return dict(zip(self.names or range(len(self.tensors)), self.tensors, strict=True))
 
     def check_finite(self, first_row: int = 0) -> None:
         """Raise if a row holds NaN or inf; `first_row` is the index of the first row in the data."""
-        for label, tensor in zip(self._labels(), self.tensors, strict=True):
+        for label, tensor in self._by_label().items():
             check_finite(tensor, "inputs" if self.single else f"inputs ({label})", first_row)
 
 
-def _tensor(x: Any, what: str) -> Tensor:
-    if isinstance(x, Tensor):
-        tensor = x.detach()
-    elif isinstance(x, np.ndarray) or hasattr(x, "__array__"):
-        tensor = tensor_from_numpy(np.asanyarray(x), what)
-    else:
+def as_tensor(x: Any, what: str) -> Tensor:
+    """Return an array or tensor of real numbers as a tensor, sharing its memory where torch can."""
+    if not hasattr(x, "__array__"):
         raise TypeError(f"{what} must be a tensor or a NumPy array, got {describe(x)}")
+    tensor = x.detach() if isinstance(x, Tensor) else _from_numpy(np.asanyarray(x), what)
     if tensor.ndim == 0:
         raise ValueError(f"{what} must have one row per example, got a single number")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
@@ -125,3 +118,15 @@ def _tensor(x: Any, what: str) -> Tensor:
     if tensor.is_complex():
         raise TypeError(f"{what} must be real, got complex numbers")
     return tensor
+
+
+def _from_numpy(array: np.ndarray, what: str) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{what} must not be masked: remove the masked rows first")
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{what} must be numbers, got an array of dtype {array.dtype}; try .astype(float)")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # of either byte order
+        array = array.astype(np.float64)
+    if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
+        array = np.array(array, dtype=array.dtype.newbyteorder("="))
+    return torch.from_numpy(np.asarray(array))

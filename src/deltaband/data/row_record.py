@@ -50,8 +50,8 @@ class Sample:
     def between(self, start: int, stop: int) -> Sample:
         """Return the rows at the positions from `start` to before `stop`."""
         within = [(place >= start) & (place < stop) for place in self.order]
-        chosen = [(x[w], place[w]) for x, place, w in zip(self.pieces, self.order, within, strict=True) if w.any()]
-        return Sample(tuple(x for x, _ in chosen), tuple(place - start for _, place in chosen))
+        pieces = zip(self.pieces, self.order, within, strict=True)
+        return Sample(*zip(*((x[w], place[w] - start) for x, place, w in pieces if w.any()), strict=True))
 
 
 class RowSample:
@@ -64,12 +64,7 @@ class RowSample:
         self._key_limit = np.inf  # keys of rows that can still be among the smallest lie below
 
     def update(self, x: Inputs) -> None:
-        """Take in the next rows of the stream."""
-        keys = self._rng.random(len(x))
-        few = np.flatnonzero(keys < self._key_limit)  # most rows of a long stream are not
-        if len(few) == 0:
-            return
-        self._keep(*((x, keys) if len(few) == len(x) else (x[few], keys[few])))
+        self._add(x, self._rng.random(len(x)))
 
     def resume(self, sample: Sample, n_rows: int) -> None:
         """Continue from a sample of `n_rows` rows, whose keys, the smallest of that many, are drawn again."""
@@ -81,17 +76,11 @@ class RowSample:
             self._kept[x.row_format] = (x, keys[order])
 
     def state(self) -> dict[str, Any]:
-        """Return what `from_state` restores the sample from."""
-        return {
-            "size": self._size,
-            "generator": self._rng.bit_generator.state,
-            "kept": tuple(self._kept.values()),
-            "limit": self._key_limit,
-        }
+        generator, kept = self._rng.bit_generator.state, tuple(self._kept.values())
+        return {"size": self._size, "generator": generator, "kept": kept, "limit": self._key_limit}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> RowSample:
-        """Restore a sample from its `state()`."""
         made = cls(state["size"])
         made._rng.bit_generator.state = state["generator"]
         made._kept = {x.row_format: (x, keys) for x, keys in state["kept"]}
@@ -99,14 +88,16 @@ class RowSample:
         return made
 
     def merge(self, other: RowSample) -> None:
-        """Become the sample of both streams."""
         self._key_limit = min(self._key_limit, other._key_limit)
         self._cut()
         for x, keys in other._kept.values():
-            if len(few := np.flatnonzero(keys < self._key_limit)):
-                self._keep(x[few], keys[few])
+            self._add(x, keys)
 
-    def _keep(self, x: Inputs, keys: np.ndarray) -> None:
+    def _add(self, x: Inputs, keys: np.ndarray) -> None:
+        few = np.flatnonzero(keys < self._key_limit)  # most rows of a long stream are not
+        if len(few) == 0:
+            return
+        x, keys = (x, keys) if len(few) == len(x) else (x[few], keys[few])
         if x.row_format in self._kept:
             mine, of_mine = self._kept[x.row_format]
             x, keys = Inputs.cat([mine, x]), np.concatenate([of_mine, keys])
@@ -122,19 +113,18 @@ class RowSample:
 
     def rows(self) -> Sample:
         """Return the rows drawn so far, in the order of their keys."""
-        if not self._kept:
-            return Sample()
-        every = np.sort(np.concatenate([keys for _, keys in self._kept.values()]))
-        places = [np.searchsorted(every, keys) for _, keys in self._kept.values()]
-        sorted_ = [(x[np.argsort(p)], np.sort(p)) for (x, _), p in zip(self._kept.values(), places, strict=True)]
-        return Sample(tuple(x for x, _ in sorted_), tuple(place for _, place in sorted_))
+        every = np.sort(np.concatenate([np.zeros(0), *(keys for _, keys in self._kept.values())]))
+        orders = [(x, np.argsort(keys), keys) for x, keys in self._kept.values()]
+        return Sample(
+            *zip(*((x[order], np.searchsorted(every, keys[order])) for x, order, keys in orders), strict=True)
+        )
 
 
 class RowRecord:
     """The hashes and a sample of the training rows, updated as they stream by."""
 
     def __init__(self, sample_size: int, seed: int = 0) -> None:
-        self._hashes: list[np.ndarray] = []
+        self._hashes = [np.zeros(0, dtype=np.uint64)]
         self._sample = RowSample(sample_size, seed)
 
     @classmethod
@@ -146,36 +136,30 @@ class RowRecord:
         return record
 
     def state(self) -> dict[str, Any]:
-        """Return what `from_state` restores the record from."""
         return {"hashes": self.hashes(), "sample": self._sample.state()}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> RowRecord:
-        """Restore a record from its `state()`."""
         record = cls(0)
         record._hashes, record._sample = [state["hashes"]], RowSample.from_state(state["sample"])
         return record
 
     def update(self, x: Inputs, y: Tensor) -> None:
-        """Take in the next rows."""
         self._hashes.append(pair_hashes(x, y))
         self._sample.update(x)
 
     def merge(self, other: RowRecord) -> None:
-        """Add the rows of another record."""
         self._hashes += other._hashes
         self._sample.merge(other._sample)
 
     def hashes(self) -> np.ndarray:  # (n,)
         """Return the hashes of all rows, in the order in which they came."""
-        return np.concatenate([np.zeros(0, dtype=np.uint64), *self._hashes])
+        return np.concatenate(self._hashes)
 
     def seen(self) -> SeenRows:
-        """Return the hashes of all rows, sorted."""
         return SeenRows(np.sort(self.hashes()))
 
     def sample(self) -> Sample:
-        """Return some of the rows, drawn uniformly."""
         return self._sample.rows()
 
 
@@ -190,8 +174,6 @@ def pair_hashes(x: Inputs, y: Tensor) -> np.ndarray:  # (b,) uint64
 def row_hashes(x: Tensor) -> np.ndarray:  # (b,) uint64
     """Return the hash of each row, in whole-number arithmetic: no rounding depends on how rows are batched."""
     raw = x.cpu().contiguous().numpy().reshape(len(x), -1).view(np.uint8)
-    padded = np.zeros((len(raw), -(-raw.shape[1] // 4) * 4), dtype=np.uint8)
-    padded[:, : raw.shape[1]] = raw
-    words = padded.view(np.uint32).astype(np.uint64)
+    words = np.pad(raw, ((0, 0), (0, -raw.shape[1] % 4))).view(np.uint32).astype(np.uint64)
     weights = np.random.default_rng(0).integers(1, 2**63, words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     return (words * weights).sum(axis=1, dtype=np.uint64)
