@@ -1,7 +1,5 @@
 """The damping λ of the delta method, given directly or derived from the weight decay of the training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +37,7 @@ class Damping:
         if self.weight_decay is not None and self.damping is not None:
             raise ValueError("give weight_decay or damping, not both: damping = λ is what weight_decay is turned into")
         if self.loss not in list(WEIGHT_DECAY_FACTORS):
-            raise ValueError(
-                f"loss must be 'mean', 'half_mean' or 'sum' of squared errors (no others), got {self.loss!r}"
-            )
+            raise ValueError(f"loss must be 'mean', 'half_mean' or 'sum' (of squared errors), got {self.loss!r}")
         if (self.loss == "sum") != (self.batch_size is not None):
             rule = "λ = n·weight_decay/(2·batch_size)"
             raise ValueError(f"loss='sum' needs batch_size=, and batch_size goes with loss='sum' alone: {rule}")

@@ -11,9 +11,7 @@ Example:
     0.75
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +32,8 @@ def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:
     Returns:
         The share, from 0 to 1.
     """
-    rows = _read(y, intervals)
-    return rows.result(((rows.lower <= rows.y) & (rows.y <= rows.upper)).mean(axis=0))
+    y, _, lower, upper = _read(y, intervals)
+    return _result(((lower <= y) & (y <= upper)).mean(axis=0), intervals)
 
 
 def mean_width(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -47,10 +45,10 @@ def mean_width(y: Any, intervals: Intervals) -> float | np.ndarray:
     Returns:
         The mean width in standard deviations of the targets; an error if all targets are equal.
     """
-    rows = _read(y, intervals)
-    if (np.ptp(rows.y, axis=0) == 0.0).any():
+    y, _, lower, upper = _read(y, intervals)
+    if (np.ptp(y, axis=0) == 0.0).any():
         raise ValueError("all targets are equal: widths cannot be measured in units of their standard deviation")
-    return rows.result((rows.upper - rows.lower).mean(axis=0) / rows.y.std(axis=0))
+    return _result((upper - lower).mean(axis=0) / y.std(axis=0), intervals)
 
 
 def width_error_correlation(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -62,13 +60,13 @@ def width_error_correlation(y: Any, intervals: Intervals) -> float | np.ndarray:
     Returns:
         The correlation, from −1 to 1; NaN where either is constant or a width is infinite.
     """
-    rows = _read(y, intervals)
-    errors, width, eps = np.abs(rows.y - rows.mean), rows.upper - rows.lower, _eps(intervals.lower)
+    y, mean, lower, upper = _read(y, intervals)
+    errors, width, eps = np.abs(y - mean), upper - lower, _eps(intervals.lower)
     with np.errstate(all="ignore"):  # of widths that are constant or infinite
-        constant = _is_constant(errors, rows.y, rows.mean, eps) | _is_constant(width, rows.lower, rows.upper, eps)
+        constant = _is_constant(errors, y, mean, eps) | _is_constant(width, lower, upper, eps)
         w, e = width - width.mean(axis=0), errors - errors.mean(axis=0)
         r = (w * e).sum(axis=0) / np.sqrt(np.square(w).sum(axis=0) * np.square(e).sum(axis=0))
-    return rows.result(np.where(constant, np.nan, r))
+    return _result(np.where(constant, np.nan, r), intervals)
 
 
 def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -82,8 +80,8 @@ def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
     Returns:
         The score, in the units of `y`.
     """
-    rows = _read(y, intervals)
-    return rows.result(interval_scores(rows.y, rows.lower, rows.upper, _levels(rows, intervals)).mean(axis=0))
+    y, _, lower, upper = _read(y, intervals)
+    return _result(interval_scores(y, lower, upper, _levels(intervals, lower)).mean(axis=0), intervals)
 
 
 def interval_scores(y: np.ndarray, lower: np.ndarray, upper: np.ndarray, level: Any) -> np.ndarray:
@@ -101,26 +99,18 @@ def calibration_error(y: Any, intervals: Intervals) -> float:
     Returns:
         One float, however many levels and outputs there are.
     """
-    levels = _levels(_read(y, intervals), intervals)
+    levels = _levels(intervals, _read(y, intervals)[2])
     return float(np.abs(coverage(y, intervals) - levels).mean())
 
 
-class _Rows(NamedTuple):
-    """Targets and intervals in float64."""
-
-    y: np.ndarray  # (n, m, 1)
-    mean: np.ndarray  # (n, m, 1)
-    lower: np.ndarray  # (n, m, levels)
-    upper: np.ndarray  # (n, m, levels)
-    shape: tuple[int, ...]  # of a result
-
-    def result(self, values: np.ndarray) -> float | np.ndarray:  # (m, levels)
-        """Return the values in the shape of the bounds, or as a float."""
-        return values.reshape(self.shape) if self.shape else float(values.item())
+def _result(values: np.ndarray, intervals: Intervals) -> float | np.ndarray:  # (m, levels)
+    """Return the values in the shape of the bounds without the axis of the rows, or as a float."""
+    shape = np.shape(intervals.lower)[1:]
+    return values.reshape(shape) if shape else float(values.item())
 
 
-def _read(y: Any, intervals: Intervals) -> _Rows:
-    """Return targets and intervals in common shapes, or raise if they do not match."""
+def _read(y: Any, intervals: Intervals) -> tuple[np.ndarray, ...]:
+    """Return targets (n, m, 1), mean (n, m, 1), lower and upper (n, m, levels), or raise if they do not match."""
     if not isinstance(intervals, Intervals):
         raise TypeError(f"expected Intervals, as predict returns them, got {type(intervals).__name__}")
     y = read_targets(y)
@@ -140,17 +130,15 @@ def _read(y: Any, intervals: Intervals) -> _Rows:
     check_finite(y, "targets")
     if any(np.isnan(part).any() for part in (mean, lower, upper)):
         raise ValueError("the intervals hold NaN")
-    lower, upper = (part.reshape(n, m, -1) for part in (lower, upper))
-    return _Rows(y.numpy()[:, :, None], mean.reshape(n, m, 1), lower, upper, shape)
+    return tuple(part.reshape(n, m, -1) for part in (y.numpy(), mean, lower, upper))
 
 
-def _levels(rows: _Rows, intervals: Intervals) -> np.ndarray:  # (levels,)
-    """Return the levels of the intervals, one per column of the bounds."""
+def _levels(intervals: Intervals, bounds: np.ndarray) -> np.ndarray:  # (levels,), one per column of the bounds
     if intervals.level is None:
         raise ValueError("the level of the intervals is not known: give Intervals(mean, lower, upper, level=0.95)")
     levels = np.atleast_1d(np.asarray(intervals.level, dtype=np.float64))
-    if len(levels) != rows.lower.shape[2]:
-        raise ValueError(f"{len(levels)} levels do not go with bounds of {rows.lower.shape[2]} columns")
+    if len(levels) != bounds.shape[2]:
+        raise ValueError(f"{len(levels)} levels do not go with bounds of {bounds.shape[2]} columns")
     return levels
 
 

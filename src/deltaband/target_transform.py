@@ -1,10 +1,8 @@
 """The transform that targets went through before training, and the way back to their original units."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,7 +21,7 @@ class TargetTransform:
     scaler: Any = None
 
     @classmethod
-    def of(cls, transform: Any) -> TargetTransform:
+    def of(cls, transform: Any) -> Self:
         """Return the transform for the argument `target_transform`: None, a pair (mean, std) or a scaler."""
         if transform is None:
             return cls()
@@ -34,13 +32,11 @@ class TargetTransform:
         except (TypeError, ValueError):
             expected = "a pair (mean, std) or a scaler with inverse_transform, such as scikit-learn's StandardScaler"
             raise TypeError(f"target_transform must be {expected}; got {transform!r}") from None
-        finite = np.isfinite(mean).all() and np.isfinite(std).all()
-        if max(mean.ndim, std.ndim) > 1 or not finite or (std <= 0).any():
+        if max(mean.ndim, std.ndim) > 1 or not (np.isfinite(mean).all() and (std > 0).all() and np.isfinite(std).all()):
             raise ValueError(f"target_transform=(mean, std) needs finite numbers and std > 0, got ({mean}, {std})")
         return cls(mean, std)
 
-    def to_original(self, values: np.ndarray) -> np.ndarray:  # (n, m) or (n, m, levels)
-        """Return values of the network in the original units."""
+    def to_original(self, values: np.ndarray) -> np.ndarray:  # (n, m) or (n, m, levels), as returned by the network
         if self.mean is not None:
             mean, std = self._moments(values)
             return values * std + mean
@@ -56,14 +52,11 @@ class TargetTransform:
             return self.to_original(lower), self.to_original(upper)
         middle = mean if lower.ndim == mean.ndim else mean[:, :, None]
         finite = [np.where(np.isinf(end), middle, end) for end in (lower, upper)]  # one-sided bounds have one end
-        # the other end may lie beyond the mean
         first, last = (np.moveaxis(each(*finite), 1, -1) for each in (np.minimum, np.maximum))
         _, decreasing = evaluate_monotone(self._inverse, first, last)
         swap = decreasing.reshape(-1, *[1] * (lower.ndim - 2))
-        low, high = (
-            np.where(np.isinf(end), np.where(swap, -end, end), self.to_original(there))
-            for end, there in zip((lower, upper), finite, strict=True)
-        )
+        low, high = (np.where(swap, -end, end) for end in (lower, upper))  # what is infinite stays so
+        low, high = (np.where(np.isinf(e), e, self.to_original(f)) for e, f in zip((low, high), finite, strict=True))
         return sort_bounds(np.where(swap, high, low), np.where(swap, low, high))
 
     def to_scaled(self, values: np.ndarray) -> np.ndarray | None:  # (n, m)
@@ -91,8 +84,7 @@ class TargetTransform:
         rows = values.reshape(-1, values.shape[-1])
         try:
             with np.errstate(all="ignore"):  # the upper end of an interval may well be exp(1000)
-                back = np.asarray(self.scaler.inverse_transform(rows), dtype=np.float64)
-            return back.reshape(values.shape)
+                return np.asarray(self.scaler.inverse_transform(rows), dtype=np.float64).reshape(values.shape)
         except ValueError as error:
             problem = f"target_transform cannot invert rows of {rows.shape[1]} outputs: {error}"
             raise ValueError(f"{problem}; give one that is fitted to just the requested outputs") from error

@@ -1,7 +1,5 @@
 """Checks of arguments: one helper per kind, each raising an error that says what was expected and what came."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from numbers import Real
@@ -108,5 +106,4 @@ def describe(value: object) -> str:
     """Return the type of a value, with its length or shape, for an error message."""
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
-    shape = getattr(value, "shape", None)
-    return type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+    return type(value).__name__ + (f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else "")

@@ -1,12 +1,10 @@
 """Data as a stream of checked chunks of inputs and targets, whatever the user brought."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -46,10 +44,9 @@ class Batches:
 
     @property
     def reiterable(self) -> bool:
-        """Whether they can be read more than once."""
         return not isinstance(self.source, Iterator)
 
-    def peek(self) -> tuple[FirstRows, Batches]:
+    def peek(self) -> tuple[FirstRows, Self]:
         """Return the first rows, and the batches as if none had been read; these remember the first rows."""
         if self.first is not None:
             return self.first, self
@@ -61,18 +58,12 @@ class Batches:
                 taken.append(batch)
                 yield batch
 
-        pairs: list[tuple[Inputs, Tensor]] = []
-        for x, y in replace(self, source=recorded())._checked():
-            if pairs and x.row_format != pairs[0][0].row_format:
-                break
-            pairs.append((x, y))
-            if sum(len(x) for x, _ in pairs) >= FEWEST_FIRST_ROWS:
-                break
-        if not pairs:
+        chunks = replace(self, source=recorded()).chunks(lambda x: max(len(x), FEWEST_FIRST_ROWS))
+        chunk = next(chunks, None)
+        if chunk is None:
             raise EmptyDataError(EMPTY_DATA_MESSAGE)
-        started = itertools.chain(taken, rest)
+        started, first = itertools.chain(taken, rest), FirstRows(*chunk[:2])
         source = _StartedSource(started, self.source) if self.reiterable else started
-        first = FirstRows(*_join(pairs))
         return first, replace(self, source=source, first=first)
 
     def chunks(
@@ -134,7 +125,7 @@ class Batches:
 
 @dataclass
 class _StartedSource:
-    """Data whose first batches have been read; the first pass continues, so that a loader starts its workers once."""
+    """Data whose first pass continues where `peek` stopped, so that a loader starts its workers once."""
 
     started: Iterator[Any] | None
     source: Iterable[Any]
@@ -153,12 +144,11 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | N
             raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
         X, y = Inputs.of(data), read_targets(y)
         check_lengths(X, y)
-        # once and here: a long fit must not end in an error that a look at the arrays would have given
-        X.check_finite()
+        X.check_finite()  # here: a long fit must not end in an error that a look at the arrays would have given
         check_finite(y, "targets")
-        source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
-        if n_rows is not None and n_rows != len(X):
+        if n_rows not in (None, len(X)):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
+        source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
         return Batches(source, len(X), is_checked=True, targets=y)
     if isinstance(data, Tensor | np.ndarray | Mapping) or hasattr(data, "__array__"):
         raise TypeError("targets are missing: give X and y, or a loader of (x, y) batches")

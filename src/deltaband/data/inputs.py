@@ -1,11 +1,9 @@
 """The inputs of a network: one tensor, several, or tensors by name, each with one row per example."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,9 +24,9 @@ class Inputs:
     single: bool = True
 
     @classmethod
-    def of(cls, x: Any) -> Inputs:
+    def of(cls, x: Any) -> Self:
         """Return the inputs in a tensor or array, in a tuple or list of them, or in a mapping; memory may be shared."""
-        if isinstance(x, Inputs):
+        if isinstance(x, cls):
             return x
         if isinstance(x, PackedSequence):
             raise TypeError("a packed sequence has no rows: give the padded tensor and lengths, and pack in forward")
@@ -51,13 +49,13 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def __getitem__(self, index: Any) -> Inputs:
+    def __getitem__(self, index: Any) -> Self:
         return self.map(lambda tensor: tensor[index])
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         return replace(self, tensors=tuple(map(change, self.tensors)))
 
-    def split(self, size: int) -> Iterator[Inputs]:
+    def split(self, size: int) -> Iterator[Self]:
         """Yield the rows in parts of `size`; no rows are one empty part."""
         for start in range(0, max(len(self), 1), size):
             yield self[start : start + size]
@@ -66,16 +64,15 @@ class Inputs:
         """Return the arguments for `forward`: one per tensor, by name where named, or a single one if it takes that."""
         if self.single:
             return self.tensors, {}
-        args = self.tensors if self.names is None else ()
-        kwargs = {} if self.names is None else self._by_label()
+        args, kwargs = ((), self._by_label()) if self.names else (self.tensors, {})
         try:
             inspect.signature(forward).bind(*args, **kwargs)
         except TypeError:
             return (args or kwargs,), {}
         return args, kwargs
 
-    @staticmethod
-    def cat(parts: Sequence[Inputs]) -> Inputs:
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
         """Return the rows of all parts, which have one format."""
         if len(parts) == 1:
             return parts[0]

@@ -1,25 +1,20 @@
 """Checks of class labels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor
 
 
 def n_classes(n_returned: int) -> int:
-    """Return the number of classes of a network with `n_returned` outputs."""
-    return max(n_returned, 2)
+    return max(n_returned, 2)  # one logit is that of the second of two classes
 
 
 def refuse_text_labels(y: Any) -> None:
     """Raise if labels are text or objects, with a more helpful error than that of other targets."""
     kind = getattr(getattr(y, "dtype", None), "kind", None)
     if kind in ("U", "S", "O") or (isinstance(y, list) and any(isinstance(label, str) for label in y)):
-        raise TypeError(
-            "labels must be whole numbers from 0, got words or objects: number the classes as in training, for "
-            "instance with np.unique(y, return_inverse=True)[1]"
-        )
+        advice = "number the classes as in training, for instance with np.unique(y, return_inverse=True)[1]"
+        raise TypeError(f"labels must be whole numbers from 0, got words or objects: {advice}")
 
 
 def check_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 -> (b,) int64

@@ -1,10 +1,8 @@
 """The record of the training rows: a hash of each row, and a random sample of the rows."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +19,6 @@ class SeenRows:
     hashes: np.ndarray  # (n,) sorted
 
     def share(self, hashes: np.ndarray) -> float:
-        """Return the share of these rows that are among the seen ones."""
         return float(np.isin(hashes, self.hashes).mean())
 
     @property
@@ -47,11 +44,11 @@ class Sample:
     def __len__(self) -> int:
         return sum(map(len, self.pieces))
 
-    def between(self, start: int, stop: int) -> Sample:
+    def between(self, start: int, stop: int) -> Self:
         """Return the rows at the positions from `start` to before `stop`."""
         within = [(place >= start) & (place < stop) for place in self.order]
         pieces = zip(self.pieces, self.order, within, strict=True)
-        return Sample(*zip(*((x[w], place[w] - start) for x, place, w in pieces if w.any()), strict=True))
+        return type(self)(*zip(*((x[w], place[w] - start) for x, place, w in pieces if w.any()), strict=True))
 
 
 class RowSample:
@@ -80,16 +77,15 @@ class RowSample:
         return {"size": self._size, "generator": generator, "kept": kept, "limit": self._key_limit}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> RowSample:
+    def from_state(cls, state: dict[str, Any]) -> Self:
         made = cls(state["size"])
         made._rng.bit_generator.state = state["generator"]
         made._kept = {x.row_format: (x, keys) for x, keys in state["kept"]}
         made._key_limit = state["limit"]
         return made
 
-    def merge(self, other: RowSample) -> None:
-        self._key_limit = min(self._key_limit, other._key_limit)
-        self._cut()
+    def merge(self, other: Self) -> None:
+        self._cut(min(self._key_limit, other._key_limit))
         for x, keys in other._kept.values():
             self._add(x, keys)
 
@@ -104,20 +100,18 @@ class RowSample:
         self._kept[x.row_format] = (x, keys)
         every = np.concatenate([keys for _, keys in self._kept.values()])
         if len(every) > self._size:
-            self._key_limit = float(np.partition(every, self._size)[self._size])
-            self._cut()
+            self._cut(float(np.partition(every, self._size)[self._size]))
 
-    def _cut(self) -> None:
-        kept = {row_format: (x, keys, keys < self._key_limit) for row_format, (x, keys) in self._kept.items()}
-        self._kept = {row_format: (x[w], keys[w]) for row_format, (x, keys, w) in kept.items() if w.any()}
+    def _cut(self, key_limit: float) -> None:
+        self._key_limit = key_limit
+        kept = [(x, keys, keys < key_limit) for x, keys in self._kept.values()]
+        self._kept = {x.row_format: (x[w], keys[w]) for x, keys, w in kept if w.any()}
 
     def rows(self) -> Sample:
         """Return the rows drawn so far, in the order of their keys."""
         every = np.sort(np.concatenate([np.zeros(0), *(keys for _, keys in self._kept.values())]))
-        orders = [(x, np.argsort(keys), keys) for x, keys in self._kept.values()]
-        return Sample(
-            *zip(*((x[order], np.searchsorted(every, keys[order])) for x, order, keys in orders), strict=True)
-        )
+        pieces = [(x[np.argsort(keys)], np.searchsorted(every, np.sort(keys))) for x, keys in self._kept.values()]
+        return Sample(*zip(*pieces, strict=True))
 
 
 class RowRecord:
@@ -128,7 +122,7 @@ class RowRecord:
         self._sample = RowSample(sample_size, seed)
 
     @classmethod
-    def from_seen(cls, seen: SeenRows, sample: Sample, sample_size: int) -> RowRecord:
+    def from_seen(cls, seen: SeenRows, sample: Sample, sample_size: int) -> Self:
         """Continue the record of a fit, of which the hashes and a sample of its rows are left."""
         record = cls(sample_size, seed=int(seen.hashes.sum(dtype=np.uint64)))
         record._hashes.append(seen.hashes)
@@ -139,7 +133,7 @@ class RowRecord:
         return {"hashes": self.hashes(), "sample": self._sample.state()}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> RowRecord:
+    def from_state(cls, state: dict[str, Any]) -> Self:
         record = cls(0)
         record._hashes, record._sample = [state["hashes"]], RowSample.from_state(state["sample"])
         return record
@@ -148,7 +142,7 @@ class RowRecord:
         self._hashes.append(pair_hashes(x, y))
         self._sample.update(x)
 
-    def merge(self, other: RowRecord) -> None:
+    def merge(self, other: Self) -> None:
         self._hashes += other._hashes
         self._sample.merge(other._sample)
 
