@@ -10,6 +10,7 @@ from .results import to_numpy
 
 GRID_POINTS = 9  # of an interval, at which the inverse of a transform is evaluated
 RELATIVE_ROUNDING = 1e-6  # of the values there
+Inverse = Callable[[np.ndarray], np.ndarray]  # of a transform
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +99,7 @@ class TargetTransform:
             yield part.reshape(-1, *[1] * (values.ndim - 2))
 
 
-def evaluate_monotone(
-    inverse: Callable[[np.ndarray], np.ndarray], lower: np.ndarray, upper: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def evaluate_monotone(inverse: Inverse, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return `inverse` at points from lower to upper, (…, m), as (GRID_POINTS, …, m), and where it decreases, (m,)."""
     values = inverse(np.linspace(lower, upper, GRID_POINTS))
     with np.errstate(invalid="ignore"):  # ∞ − ∞

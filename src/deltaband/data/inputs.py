@@ -43,7 +43,8 @@ class Inputs:
         if not made.tensors:
             raise ValueError(f"inputs are an empty {type(x).__name__}: give at least one tensor")
         if len({len(tensor) for tensor in made.tensors}) > 1:
-            raise ValueError(f"all inputs must have the same number of rows, got {made._describe(len)}")
+            sizes = {label: len(tensor) for label, tensor in made._by_label().items()}
+            raise ValueError(f"all inputs must have the same number of rows, got {sizes}")
         return made
 
     def __len__(self) -> int:
@@ -88,11 +89,9 @@ class Inputs:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def __str__(self) -> str:
-        return self._describe(lambda tensor: f"shape {tuple(tensor.shape)} and {tensor.dtype}")
-
-    def _describe(self, describe_tensor: Callable[[Tensor], Any]) -> str:
-        texts = {label: describe_tensor(tensor) for label, tensor in self._by_label().items()}
-        return ", ".join(str(text) if self.single else f"{label}: {text}" for label, text in texts.items())
+        labels = [""] if self.single else [f"{label}: " for label in self._by_label()]
+        labelled = zip(labels, self.tensors, strict=True)
+        return ", ".join(f"{label}shape {tuple(tensor.shape)} and {tensor.dtype}" for label, tensor in labelled)
 
     def _by_label(self) -> dict[Any, Tensor]:
         return dict(zip(self.names or range(len(self.tensors)), self.tensors, strict=True))

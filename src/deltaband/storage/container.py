@@ -52,13 +52,10 @@ def read(path: Path, kind: str) -> tuple[Tensors, dict[str, str]]:
             metadata = dict(file.metadata() or {})
             if "format" not in metadata or kind not in metadata:
                 raise ArtefactError(f"{path} is a safetensors file, but not a {kind} of deltaband")
-            written = int(metadata["format"])
-            if written < FORMAT:
-                raise ArtefactError(f"{path} was written by a version before the first release: fit again")
-            if written > FORMAT:
+            if (written := int(metadata["format"])) != FORMAT:
                 writer = f"deltaband {metadata.get('deltaband')} in format {written}"
-                reader = f"this version, {__version__}, reads format {FORMAT}"
-                raise ArtefactError(f"{path} was written by {writer}, and {reader}: update deltaband")
+                advice = f"reads format {FORMAT}: " + ("update deltaband" if written > FORMAT else "fit again")
+                raise ArtefactError(f"{path} was written by {writer}, and this version, {__version__}, {advice}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if metadata.pop("digest", None) != digest(tensors, metadata):
             raise DamagedArtefactError(f"{path} is damaged: its content does not match its digest")
