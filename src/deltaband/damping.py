@@ -50,7 +50,6 @@ class Damping:
 
     @property
     def is_known(self) -> bool:
-        """Whether λ is given or follows from the number of rows."""
         return self.damping is not None or self.weight_decay is not None
 
     def loss_options(self) -> dict[str, Any]:

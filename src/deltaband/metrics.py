@@ -85,7 +85,6 @@ def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
 
 
 def interval_scores(y: np.ndarray, lower: np.ndarray, upper: np.ndarray, level: Any) -> np.ndarray:
-    """Return Winkler's score of each row."""
     missed_by = np.maximum(lower - y, 0.0) + np.maximum(y - upper, 0.0)
     return upper - lower + 2.0 / (1.0 - level) * missed_by
 
@@ -99,8 +98,8 @@ def calibration_error(y: Any, intervals: Intervals) -> float:
     Returns:
         One float, however many levels and outputs there are.
     """
-    levels = _levels(intervals, _read(y, intervals)[2])
-    return float(np.abs(coverage(y, intervals) - levels).mean())
+    *_, upper = _read(y, intervals)
+    return float(np.abs(coverage(y, intervals) - _levels(intervals, upper)).mean())
 
 
 def _result(values: np.ndarray, intervals: Intervals) -> float | np.ndarray:  # (m, levels)

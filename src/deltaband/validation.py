@@ -63,7 +63,6 @@ def check_seconds(value: Any, name: str) -> float:
 
 
 def check_memory(value: Any) -> None:
-    """Raise unless `memory` is None or a finite positive number of bytes."""
     if value is not None and not (_is_number(value) and 0 < float(value) < math.inf):
         raise ValueError(f"memory must be a positive number of bytes, got {value!r}")
 

@@ -41,7 +41,6 @@ class Calibration:
     n_rows: int
 
     def warnings(self) -> list[str]:
-        """Return messages on what makes the guarantee doubtful."""
         if self.seen_share > share_by_chance(self.repeated_share, self.n_rows) + EXCESS_SEEN_SHARE:
             return [
                 f"{self.seen_share:.0%} of the calibration rows were training rows ({self.repeated_share:.0%} would be "

@@ -63,8 +63,7 @@ class Scales:
         b = odds[share] / average[index]
         return cls(dampings, np.append(index, 0), np.append(b, 0.0), np.append(prior, constant))
 
-    def squared(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> (rows, C)
-        """Return σ² of each row under each candidate."""
+    def squared(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> σ², (rows, C)
         return 1.0 + self.b * q[:, self.damping_index]
 
 
@@ -164,8 +163,7 @@ class EachOutput:
 
     outputs: tuple[ConformalScale, ...]
 
-    def scale(self, q: Sequence[np.ndarray]) -> np.ndarray:  # m times (rows, L) -> (rows, m)
-        """Return σ(x) of each output under its best candidate."""
+    def scale(self, q: Sequence[np.ndarray]) -> np.ndarray:  # m times (rows, L) -> σ(x), (rows, m)
         return np.stack([output.scale(of_output) for output, of_output in zip(self.outputs, q, strict=True)], axis=1)
 
     @property

@@ -69,10 +69,9 @@ class Batches:
     def chunks(
         self, rows_at_once: Callable[[Inputs], int], n_skipped: int = 0, on_skipped: OnSkipped | None = None
     ) -> Iterator[tuple[Inputs, Tensor, int]]:
-        """Yield `(x, y, index of the first row)`, with as many rows as `rows_at_once(first batch)` says.
+        """Yield `(x, y, index of the first row)`, with `rows_at_once(first batch)` rows of one format.
 
-        Small batches are joined, large ones are split; batches whose rows differ in format are not mixed. The first
-        `n_skipped` rows go to `on_skipped` instead, batch by batch.
+        The first `n_skipped` rows go to `on_skipped` instead, batch by batch.
         """
         done = rows = 0
         for _, pairs in itertools.groupby(self._checked(), key=lambda pair: pair[0].row_format):
@@ -167,8 +166,7 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | N
     return Batches(data, n_rows, unpack)
 
 
-def read_targets(y: Any) -> Tensor:  # (n, m) float64
-    """Return targets of shape (n,) or (n, m) with one column per output, in float64."""
+def read_targets(y: Any) -> Tensor:  # (n,) or (n, m) -> (n, m) float64
     tensor = as_tensor(np.asarray(y) if isinstance(y, list) else y, "targets")
     tensor = tensor[:, None] if tensor.ndim == 1 else tensor
     if tensor.ndim != 2 or tensor.shape[1] == 0:

@@ -74,7 +74,6 @@ class Inputs:
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """Return the rows of all parts, which have one format."""
         if len(parts) == 1:
             return parts[0]
         return replace(parts[0], tensors=tuple(map(torch.cat, zip(*(part.tensors for part in parts), strict=True))))
@@ -97,7 +96,6 @@ class Inputs:
         return dict(zip(self.names or range(len(self.tensors)), self.tensors, strict=True))
 
     def check_finite(self, first_row: int = 0) -> None:
-        """Raise if a row holds NaN or inf; `first_row` is the index of the first row in the data."""
         for label, tensor in self._by_label().items():
             check_finite(tensor, "inputs" if self.single else f"inputs ({label})", first_row)
 

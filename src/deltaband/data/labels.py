@@ -18,7 +18,6 @@ def refuse_text_labels(y: Any) -> None:
 
 
 def check_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 -> (b,) int64
-    """Return the labels, or raise with what came and what to do."""
     classes = n_classes(n_returned)
     expected = f"labels must be whole numbers from 0 to {classes - 1}, one per row"
     if targets.shape[1] != 1:

@@ -45,7 +45,6 @@ class Sample:
         return sum(map(len, self.pieces))
 
     def between(self, start: int, stop: int) -> Self:
-        """Return the rows at the positions from `start` to before `stop`."""
         within = [(place >= start) & (place < stop) for place in self.order]
         pieces = zip(self.pieces, self.order, within, strict=True)
         return type(self)(*zip(*((x[w], place[w] - start) for x, place, w in pieces if w.any()), strict=True))
@@ -146,8 +145,7 @@ class RowRecord:
         self._hashes += other._hashes
         self._sample.merge(other._sample)
 
-    def hashes(self) -> np.ndarray:  # (n,)
-        """Return the hashes of all rows, in the order in which they came."""
+    def hashes(self) -> np.ndarray:  # (n,), in the order in which the rows came
         return np.concatenate(self._hashes)
 
     def seen(self) -> SeenRows:

@@ -66,7 +66,6 @@ class StoredBand:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file, check it, and decode the options."""
         tensors, texts = container.read(path, "band")
         with _understanding(path):
             tree, about = json.loads(texts["tree"]), json.loads(texts["band"])
