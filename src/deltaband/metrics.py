@@ -85,6 +85,7 @@ def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
 
 
 def interval_scores(y: np.ndarray, lower: np.ndarray, upper: np.ndarray, level: Any) -> np.ndarray:
+    """Return Winkler's score of each row."""
     missed_by = np.maximum(lower - y, 0.0) + np.maximum(y - upper, 0.0)
     return upper - lower + 2.0 / (1.0 - level) * missed_by
 
