@@ -18,8 +18,7 @@ from deltaband import (
     RobustFrequentDirections,
     metrics,
 )
-from deltaband.calibration.conformal import AllOutputs
-from deltaband.calibration.scales import Scales
+from deltaband.calibration.conformal import AllOutputs, Scales
 from deltaband.network import network as networks
 from deltaband.network.network import Network
 

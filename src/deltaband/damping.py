@@ -1,7 +1,5 @@
 """The damping λ of the delta method, given directly or derived from the weight decay of the training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +9,7 @@ from .validation import check_non_negative, check_positive_int
 # objective is loss + wd/2·‖w‖²; λ is what stands before ‖w‖² once the loss is scaled to the sum of squares.
 WEIGHT_DECAY_FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2, "cross_entropy": 1.0}
 LOSSES_PER_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
-LARGEST_VALUE = 1e100  # its square is still finite
+SMALLEST_VALUE, LARGEST_VALUE = 1e-100, 1e100  # their squares are still finite and positive
 TYPICAL_RELATIVE_DAMPING = 1e-4  # λ over the largest eigenvalue of JᵀJ, where nothing is known
 
 
@@ -24,10 +22,6 @@ class Damping:
         weight_decay: The weight decay of the training, from which λ follows.
         loss: The loss of the training: "mean", "half_mean" or "sum" of squared errors, or "cross_entropy".
         batch_size: The batch size of the training, for `loss="sum"` only.
-
-    Raises:
-        TypeError: If `damping` or `weight_decay` is not a number.
-        ValueError: If both are given, one is negative or out of range, or `loss` and `batch_size` do not fit.
 
     Example:
         >>> Damping(weight_decay=0.01).at(1000)
@@ -42,28 +36,20 @@ class Damping:
     def __post_init__(self) -> None:
         if self.weight_decay is not None and self.damping is not None:
             raise ValueError("give weight_decay or damping, not both: damping = λ is what weight_decay is turned into")
-        if not isinstance(self.loss, str) or self.loss not in WEIGHT_DECAY_FACTORS:
-            raise ValueError(
-                f"loss must be 'mean', 'half_mean' or 'sum' (of squared errors), got {self.loss!r}; other losses are "
-                "not covered by the formula"
-            )
-        if self.loss == "sum" and self.batch_size is None:
-            raise ValueError("loss='sum' needs batch_size=, that of the training: λ = n·weight_decay/(2·batch_size)")
-        if self.loss != "sum" and self.batch_size is not None:
-            raise ValueError("batch_size goes with loss='sum', where λ = n·weight_decay/(2·batch_size), and only there")
+        if self.loss not in list(WEIGHT_DECAY_FACTORS):
+            raise ValueError(f"loss must be 'mean', 'half_mean' or 'sum' (of squared errors), got {self.loss!r}")
+        if (self.loss == "sum") != (self.batch_size is not None):
+            rule = "λ = n·weight_decay/(2·batch_size)"
+            raise ValueError(f"loss='sum' needs batch_size=, and batch_size goes with loss='sum' alone: {rule}")
         if self.batch_size is not None:
             check_positive_int(self.batch_size, "batch_size")
-        for name in ("weight_decay", "damping"):
-            value = getattr(self, name)
+        for name, value in (("weight_decay", self.weight_decay), ("damping", self.damping)):
             check_non_negative(value, name)
-            if value and not 1 / LARGEST_VALUE <= float(value) <= LARGEST_VALUE:
-                raise ValueError(
-                    f"{name} must be 0 or between {1 / LARGEST_VALUE:g} and {LARGEST_VALUE:g}, got {value!r}"
-                )
+            if value and not SMALLEST_VALUE <= float(value) <= LARGEST_VALUE:
+                raise ValueError(f"{name} must be 0 or from {SMALLEST_VALUE:g} to {LARGEST_VALUE:g}, got {value!r}")
 
     @property
     def is_known(self) -> bool:
-        """Whether λ is given or follows from the number of rows."""
         return self.damping is not None or self.weight_decay is not None
 
     def loss_options(self) -> dict[str, Any]:
@@ -71,15 +57,7 @@ class Damping:
         return {} if self.loss == "cross_entropy" else {"loss": self.loss, "batch_size": self.batch_size}
 
     def at(self, n_rows: int | None, n_outputs: int = 1) -> float | None:
-        """Return λ for a number of training rows.
-
-        Args:
-            n_rows: The number of training rows; None if unknown.
-            n_outputs: The number of outputs of the network.
-
-        Returns:
-            λ, or None if it is unknown.
-        """
+        """Return λ for a number of training rows and of outputs of the network; None if it is unknown."""
         if self.damping is not None:
             return float(self.damping)
         if self.weight_decay is None or n_rows is None:

@@ -11,9 +11,7 @@ Example:
     0.75
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,58 +31,42 @@ def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:
 
     Returns:
         The share, from 0 to 1.
-
-    Raises:
-        ValueError: If targets and intervals do not match, or hold NaN.
     """
-    rows = _read(y, intervals)
-    return rows.result(rows.covered.mean(axis=0))
+    y, _, lower, upper = _read(y, intervals)
+    return _result(((lower <= y) & (y <= upper)).mean(axis=0), intervals)
 
 
 def mean_width(y: Any, intervals: Intervals) -> float | np.ndarray:
     """Compute w_sd = mean(upper − lower)/std(y), with the population's standard deviation √(Σ(y − ȳ)²/n).
 
     Args:
-        y: The targets, (n,), (n, 1) or (n, m).
-        intervals: The intervals of the same rows.
+        y, intervals: As in `coverage`.
 
     Returns:
-        The mean width in standard deviations of the targets.
-
-    Raises:
-        ValueError: If all targets are equal; or as for `coverage`.
+        The mean width in standard deviations of the targets; an error if all targets are equal.
     """
-    rows = _read(y, intervals)
-    if (np.ptp(rows.y, axis=0) == 0.0).any():
+    y, _, lower, upper = _read(y, intervals)
+    if (np.ptp(y, axis=0) == 0.0).any():
         raise ValueError("all targets are equal: widths cannot be measured in units of their standard deviation")
-    return rows.result(rows.width.mean(axis=0) / rows.y.std(axis=0))
+    return _result((upper - lower).mean(axis=0) / y.std(axis=0), intervals)
 
 
 def width_error_correlation(y: Any, intervals: Intervals) -> float | np.ndarray:
     """Compute r, Pearson's correlation of upper − lower with |y − mean|.
 
     Args:
-        y: The targets, (n,), (n, 1) or (n, m).
-        intervals: The intervals of the same rows.
+        y, intervals: As in `coverage`.
 
     Returns:
         The correlation, from −1 to 1; NaN where either is constant or a width is infinite.
-
-    Raises:
-        ValueError: If targets and intervals do not match, or hold NaN.
     """
-    rows = _read(y, intervals)
-    r = np.full(rows.width.shape[1:], np.nan)
-    for o, j in np.ndindex(r.shape):
-        y_, mean, width = rows.y[:, o, 0], rows.mean[:, o, 0], rows.width[:, o, j]
-        errors = np.abs(y_ - mean)
-        constant = _is_constant(errors, y_, mean, rows.eps)
-        if constant or not np.isfinite(width).all():
-            continue
-        if not _is_constant(width, rows.lower[:, o, j], rows.upper[:, o, j], rows.eps):
-            w, e = width - width.mean(), errors - errors.mean()
-            r[o, j] = w @ e / np.sqrt((w @ w) * (e @ e))
-    return rows.result(r)
+    y, mean, lower, upper = _read(y, intervals)
+    errors, width, eps = np.abs(y - mean), upper - lower, _eps(intervals.lower)
+    with np.errstate(all="ignore"):  # of widths that are constant or infinite
+        constant = _is_constant(errors, y, mean, eps) | _is_constant(width, lower, upper, eps)
+        w, e = width - width.mean(axis=0), errors - errors.mean(axis=0)
+        r = (w * e).sum(axis=0) / np.sqrt(np.square(w).sum(axis=0) * np.square(e).sum(axis=0))
+    return _result(np.where(constant, np.nan, r), intervals)
 
 
 def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -93,17 +75,13 @@ def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
     Lower is better: the score rewards narrow intervals and penalises those that miss.
 
     Args:
-        y: The targets, (n,), (n, 1) or (n, m).
-        intervals: The intervals of the same rows.
+        y, intervals: As in `coverage`; the intervals must have a level.
 
     Returns:
         The score, in the units of `y`.
-
-    Raises:
-        ValueError: If the intervals have no level; or as for `coverage`.
     """
-    rows = _read(y, intervals)
-    return rows.result(interval_scores(rows.y, rows.lower, rows.upper, _levels(rows, intervals)).mean(axis=0))
+    y, _, lower, upper = _read(y, intervals)
+    return _result(interval_scores(y, lower, upper, _levels(intervals, lower)).mean(axis=0), intervals)
 
 
 def interval_scores(y: np.ndarray, lower: np.ndarray, upper: np.ndarray, level: Any) -> np.ndarray:
@@ -116,44 +94,23 @@ def calibration_error(y: Any, intervals: Intervals) -> float:
     """Compute the mean |coverage − level| over all levels and outputs.
 
     Args:
-        y: The targets, (n,), (n, 1) or (n, m).
-        intervals: The intervals of the same rows.
+        y, intervals: As in `coverage`; the intervals must have a level.
 
     Returns:
         One float, however many levels and outputs there are.
-
-    Raises:
-        ValueError: If the intervals have no level; or as for `coverage`.
     """
-    rows = _read(y, intervals)
-    return float(np.abs(rows.covered.mean(axis=0) - _levels(rows, intervals)).mean())
+    *_, upper = _read(y, intervals)
+    return float(np.abs(coverage(y, intervals) - _levels(intervals, upper)).mean())
 
 
-class _Rows(NamedTuple):
-    """Targets and intervals in float64."""
-
-    y: np.ndarray  # (n, m, 1)
-    mean: np.ndarray  # (n, m, 1)
-    lower: np.ndarray  # (n, m, levels)
-    upper: np.ndarray  # (n, m, levels)
-    eps: float  # machine precision of the bounds as given
-    shape: tuple[int, ...]  # of a result
-
-    @property
-    def width(self) -> np.ndarray:  # (n, m, levels)
-        return self.upper - self.lower
-
-    @property
-    def covered(self) -> np.ndarray:  # (n, m, levels)
-        return (self.lower <= self.y) & (self.y <= self.upper)
-
-    def result(self, values: np.ndarray) -> float | np.ndarray:  # (m, levels)
-        """Return the values in the shape of the bounds, or as a float."""
-        return values.reshape(self.shape) if self.shape else float(values.item())
+def _result(values: np.ndarray, intervals: Intervals) -> float | np.ndarray:  # (m, levels)
+    """Return the values in the shape of the bounds without the axis of the rows, or as a float."""
+    shape = np.shape(intervals.lower)[1:]
+    return values.reshape(shape) if shape else float(values.item())
 
 
-def _read(y: Any, intervals: Intervals) -> _Rows:
-    """Return targets and intervals in common shapes, or raise if they do not match."""
+def _read(y: Any, intervals: Intervals) -> tuple[np.ndarray, ...]:
+    """Return targets (n, m, 1), mean (n, m, 1), lower and upper (n, m, levels), or raise if they do not match."""
     if not isinstance(intervals, Intervals):
         raise TypeError(f"expected Intervals, as predict returns them, got {type(intervals).__name__}")
     y = read_targets(y)
@@ -168,30 +125,26 @@ def _read(y: Any, intervals: Intervals) -> _Rows:
     means_match = mean.size == n * m and mean.ndim <= 2
     bounds_match = shape[: len(outputs)] == outputs and len(shape) <= len(outputs) + 1 and lower.shape == upper.shape
     if not (means_match and bounds_match):
-        raise ValueError(
-            "the mean must have the shape of the targets, and the bounds that shape, or one more axis for the levels; "
-            f"got targets {tuple(y.shape)}, mean {mean.shape}, lower {lower.shape}, upper {upper.shape}"
-        )
+        shapes = f"targets {tuple(y.shape)}, mean {mean.shape}, lower {lower.shape}, upper {upper.shape}"
+        raise ValueError(f"the mean must be shaped like the targets, the bounds too, or with levels last; got {shapes}")
     check_finite(y, "targets")
     if any(np.isnan(part).any() for part in (mean, lower, upper)):
         raise ValueError("the intervals hold NaN")
-    lower, upper = (part.reshape(n, m, -1) for part in (lower, upper))
-    return _Rows(y.numpy()[:, :, None], mean.reshape(n, m, 1), lower, upper, _eps(intervals.lower), shape)
+    return tuple(part.reshape(n, m, -1) for part in (y.numpy(), mean, lower, upper))
 
 
-def _levels(rows: _Rows, intervals: Intervals) -> np.ndarray:  # (levels,)
-    """Return the levels of the intervals, one per column of the bounds."""
+def _levels(intervals: Intervals, bounds: np.ndarray) -> np.ndarray:  # (levels,), one per column of the bounds
     if intervals.level is None:
         raise ValueError("the level of the intervals is not known: give Intervals(mean, lower, upper, level=0.95)")
     levels = np.atleast_1d(np.asarray(intervals.level, dtype=np.float64))
-    if len(levels) != rows.lower.shape[2]:
-        raise ValueError(f"{len(levels)} levels do not go with bounds of {rows.lower.shape[2]} columns")
+    if len(levels) != bounds.shape[2]:
+        raise ValueError(f"{len(levels)} levels do not go with bounds of {bounds.shape[2]} columns")
     return levels
 
 
-def _is_constant(difference: np.ndarray, a: np.ndarray, b: np.ndarray, eps: float) -> bool:
-    """Return whether a − b is constant up to rounding, which depends on the size of `a` and `b`, not of a − b."""
-    return bool(np.ptp(difference) <= 4 * eps * max(np.abs(a).max(), np.abs(b).max()))
+def _is_constant(difference: np.ndarray, a: np.ndarray, b: np.ndarray, eps: float) -> np.ndarray:
+    """Return where a − b is constant up to rounding, which depends on the size of `a` and `b`, not of a − b."""
+    return np.ptp(difference, axis=0) <= 4 * eps * np.maximum(np.abs(a).max(axis=0), np.abs(b).max(axis=0))
 
 
 def _eps(values: Any) -> float:

@@ -1,10 +1,8 @@
 """The transform that targets went through before training, and the way back to their original units."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -12,6 +10,7 @@ from .results import to_numpy
 
 GRID_POINTS = 9  # of an interval, at which the inverse of a transform is evaluated
 RELATIVE_ROUNDING = 1e-6  # of the values there
+Inverse = Callable[[np.ndarray], np.ndarray]  # of a transform
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +22,7 @@ class TargetTransform:
     scaler: Any = None
 
     @classmethod
-    def of(cls, transform: Any) -> TargetTransform:
+    def of(cls, transform: Any) -> Self:
         """Return the transform for the argument `target_transform`: None, a pair (mean, std) or a scaler."""
         if transform is None:
             return cls()
@@ -32,19 +31,15 @@ class TargetTransform:
         try:
             mean, std = (np.squeeze(to_numpy(part)) for part in transform)
         except (TypeError, ValueError):
-            raise TypeError(
-                "target_transform must be a pair (mean, std) or a scaler with inverse_transform, such as "
-                f"sklearn.preprocessing.StandardScaler; got {transform!r}"
-            ) from None
-        finite = np.isfinite(mean).all() and np.isfinite(std).all()
-        if max(mean.ndim, std.ndim) > 1 or not finite or (std <= 0).any():
+            expected = "a pair (mean, std) or a scaler with inverse_transform, such as scikit-learn's StandardScaler"
+            raise TypeError(f"target_transform must be {expected}; got {transform!r}") from None
+        if max(mean.ndim, std.ndim) > 1 or not (np.isfinite(mean).all() and (std > 0).all() and np.isfinite(std).all()):
             raise ValueError(f"target_transform=(mean, std) needs finite numbers and std > 0, got ({mean}, {std})")
         return cls(mean, std)
 
-    def to_original(self, values: np.ndarray) -> np.ndarray:  # (n, m) or (n, m, levels)
-        """Return values of the network in the original units."""
-        if self.mean is not None and self.std is not None:
-            mean, std = (self._columns(part, values) for part in (self.mean, self.std))
+    def to_original(self, values: np.ndarray) -> np.ndarray:  # (n, m) or (n, m, levels), as returned by the network
+        if self.mean is not None:
+            mean, std = self._moments(values)
             return values * std + mean
         if self.scaler is None or values.size == 0:
             return values
@@ -58,21 +53,19 @@ class TargetTransform:
             return self.to_original(lower), self.to_original(upper)
         middle = mean if lower.ndim == mean.ndim else mean[:, :, None]
         finite = [np.where(np.isinf(end), middle, end) for end in (lower, upper)]  # one-sided bounds have one end
-        # the other end may lie beyond the mean
         first, last = (np.moveaxis(each(*finite), 1, -1) for each in (np.minimum, np.maximum))
         _, decreasing = evaluate_monotone(self._inverse, first, last)
         swap = decreasing.reshape(-1, *[1] * (lower.ndim - 2))
-        low, high = (
-            np.where(np.isinf(end), np.where(swap, -end, end), self.to_original(there))
-            for end, there in zip((lower, upper), finite, strict=True)
-        )
+        low, high = (np.where(swap, -end, end) for end in (lower, upper))  # what is infinite stays so
+        low, high = (np.where(np.isinf(e), e, self.to_original(f)) for e, f in zip((low, high), finite, strict=True))
         return sort_bounds(np.where(swap, high, low), np.where(swap, low, high))
 
     def to_scaled(self, values: np.ndarray) -> np.ndarray | None:  # (n, m)
         """Return targets in the units of training; None for a scaler, which may not accept all numbers."""
-        if self.mean is not None and self.std is not None:
-            return (values - self._columns(self.mean, values)) / self._columns(self.std, values)
-        return None
+        if self.mean is None:
+            return None
+        mean, std = self._moments(values)
+        return (values - mean) / std
 
     def to_original_difference(self, values: np.ndarray) -> np.ndarray:  # (m,)
         """Return differences of two values, such as standard deviations, in the original units."""
@@ -92,31 +85,22 @@ class TargetTransform:
         rows = values.reshape(-1, values.shape[-1])
         try:
             with np.errstate(all="ignore"):  # the upper end of an interval may well be exp(1000)
-                back = np.asarray(self.scaler.inverse_transform(rows), dtype=np.float64)
-            return back.reshape(values.shape)
+                return np.asarray(self.scaler.inverse_transform(rows), dtype=np.float64).reshape(values.shape)
         except ValueError as error:
-            raise ValueError(
-                f"target_transform cannot invert rows of {rows.shape[1]} outputs: {error}; give one that is fitted to "
-                "just the requested outputs"
-            ) from error
+            problem = f"target_transform cannot invert rows of {rows.shape[1]} outputs: {error}"
+            raise ValueError(f"{problem}; give one that is fitted to just the requested outputs") from error
 
-    @staticmethod
-    def _columns(part: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Return a mean or std in a shape that broadcasts to the values."""
-        if part.ndim == 0:
-            return part
-        if len(part) != values.shape[1]:
-            raise ValueError(f"target_transform has {len(part)} columns, the intervals have {values.shape[1]} outputs")
-        return part.reshape(1, -1, *[1] * (values.ndim - 2))
+    def _moments(self, values: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the mean and the std in shapes that broadcast to the values (n, m, …)."""
+        for moment in (self.mean, self.std):
+            part = np.atleast_1d(np.asarray(moment))
+            if len(part) not in (1, m := values.shape[1]):
+                raise ValueError(f"target_transform has {len(part)} columns, the intervals have {m} outputs")
+            yield part.reshape(-1, *[1] * (values.ndim - 2))
 
 
-def evaluate_monotone(
-    inverse: Callable[[np.ndarray], np.ndarray], lower: np.ndarray, upper: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return `inverse` at points from lower to upper, (…, m), as (GRID_POINTS, …, m), and where it decreases, (m,).
-
-    Where it is not monotone, the ends of an interval are not bounds: an error.
-    """
+def evaluate_monotone(inverse: Inverse, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return `inverse` at points from lower to upper, (…, m), as (GRID_POINTS, …, m), and where it decreases, (m,)."""
     values = inverse(np.linspace(lower, upper, GRID_POINTS))
     with np.errstate(invalid="ignore"):  # ∞ − ∞
         steps = np.diff(values, axis=0)
@@ -125,9 +109,8 @@ def evaluate_monotone(
     rises, falls = (steps > rounding).any(axis=axes), (steps < -rounding).any(axis=axes)  # (m,)
     if (rises & falls).any():
         raise ValueError(
-            "the inverse of the target transform is not monotone over the intervals (the inverse of a square root, for "
-            "instance, maps −1 to 1), so their ends are not bounds in the units of y; give a monotone inverse, such as "
-            "lambda z: np.square(np.maximum(z, 0))"
+            "the inverse of the target transform is not monotone over the intervals, so their ends are not bounds in "
+            "the units of y; give a monotone one: of a square root, for instance, lambda z: np.square(np.maximum(z, 0))"
         )
     return values, np.sign(np.nan_to_num(steps)).sum(axis=axes) < 0  # rounding may reverse some steps, but not most
 

@@ -1,7 +1,5 @@
 """Checks of arguments: one helper per kind, each raising an error that says what was expected and what came."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from numbers import Real
@@ -20,37 +18,31 @@ def is_whole_number(value: Any) -> bool:
 
 
 def check_positive_int(value: Any, name: str) -> int:
-    """Return a whole number of at least 1 as an int."""
-    if not is_whole_number(value) or value < 1:
-        raise ValueError(f"{name} must be a positive whole number, got {value!r}")
-    return int(value)
+    return _whole_number(value, f"{name} must be a positive whole number", 1)
 
 
 def check_int_at_least(value: Any, name: str, least: int) -> int:
-    """Return a whole number of at least `least` as an int."""
-    if not is_whole_number(value) or value < least:
-        raise ValueError(f"{name} must be a whole number ≥ {least}, got {value!r}")
-    return int(value)
+    return _whole_number(value, f"{name} must be a whole number ≥ {least}", least)
 
 
 def check_seed(value: Any) -> int:
-    """Return a seed, a whole number of at least 0, as an int."""
     return check_int_at_least(value, "seed", 0)
 
 
 def check_index(value: Any, name: str, size: int) -> int:
     """Return an index into `size` things as an int; negative ones are not supported."""
-    if not is_whole_number(value) or not 0 <= value < size:
-        raise ValueError(f"{name} must be a whole number from 0 to {size - 1}, got {value!r}")
+    return _whole_number(value, f"{name} must be a whole number from 0 to {size - 1}", 0, size)
+
+
+def _whole_number(value: Any, expected: str, least: int, end: float = math.inf) -> int:
+    if not is_whole_number(value) or not least <= value < end:
+        raise ValueError(f"{expected}, got {value!r}")
     return int(value)
 
 
 def check_ints(values: Any, expected: str) -> tuple[int, ...]:
     """Return one whole number or several as a tuple; `expected` begins the error message."""
-    try:
-        numbers = (values,) if isinstance(values, int | np.integer) else tuple(values)
-    except TypeError:
-        numbers = ()
+    numbers = tuple(values) if np.iterable(values) else (values,)
     if not numbers or not all(map(is_whole_number, numbers)):
         raise ValueError(f"{expected}, got {values!r}")
     return tuple(map(int, numbers))
@@ -58,35 +50,33 @@ def check_ints(values: Any, expected: str) -> tuple[int, ...]:
 
 def check_non_negative(value: Any, name: str) -> None:
     """Raise unless a value is None or a finite number of at least 0."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if value is not None and not _is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and float(value) >= 0):
+    if value is not None and not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
 
 
 def check_seconds(value: Any, name: str) -> float:
-    """Return a finite number of seconds of at least 0 as a float."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < np.inf:
+    if not _is_number(value) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a number of seconds ≥ 0, got {value!r}")
     return float(value)
 
 
 def check_memory(value: Any) -> None:
-    """Raise unless `memory` is None or a finite positive number of bytes."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < np.inf):
+    if value is not None and not (_is_number(value) and 0 < float(value) < math.inf):
         raise ValueError(f"memory must be a positive number of bytes, got {value!r}")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_bool(value: Any, name: str) -> None:
-    """Raise unless a value is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def check_choice(value: Any, name: str, choices: Sequence[str]) -> None:
-    """Raise unless a value is one of several words."""
     if not isinstance(value, str) or value not in choices:
         *most, last = map(repr, choices)
         raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
@@ -105,30 +95,14 @@ def check_finite(values: Tensor, what: str, first_row: int = 0, advice: str = "r
     step = max(1, NUMBERS_CHECKED_AT_ONCE // max(1, values[:1].numel()))
     for start in range(0, len(values), step):
         part = values[start : start + step]
-        if bool(torch.isfinite(part).all()):
-            continue
-        bad = ~torch.isfinite(part.reshape(len(part), -1)).all(dim=1)
-        row = int(bad.nonzero()[0])
-        kind = "NaN" if bool(torch.isnan(part[row]).any()) else "an infinite value"
-        raise ValueError(f"{what} hold {kind} in row {first_row + start + row}; {advice}")
-
-
-def tensor_from_numpy(array: np.ndarray, what: str) -> Tensor:
-    """Return an array of real numbers as a tensor, sharing its memory where torch can."""
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{what} must not be masked: remove the masked rows first")
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"{what} must be numbers, got an array of dtype {array.dtype}; try .astype(float)")
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # of either byte order
-        array = array.astype(np.float64)
-    if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
-        array = np.array(array, dtype=array.dtype.newbyteorder("="))
-    return torch.from_numpy(np.asarray(array))
+        if not torch.isfinite(part).all():
+            row = int((~torch.isfinite(part.reshape(len(part), -1)).all(dim=1)).nonzero()[0])
+            kind = "NaN" if torch.isnan(part[row]).any() else "an infinite value"
+            raise ValueError(f"{what} hold {kind} in row {first_row + start + row}; {advice}")
 
 
 def describe(value: object) -> str:
     """Return the type of a value, with its length or shape, for an error message."""
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
-    shape = getattr(value, "shape", None)
-    return type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+    return type(value).__name__ + (f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else "")

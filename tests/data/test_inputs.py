@@ -234,8 +234,8 @@ NESTED = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layo
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        ((A, B[:4]), ValueError, "same number of rows, got 0: 6, 1: 4"),
-        ({"a": A, "b": B[:4]}, ValueError, "same number of rows, got a: 6, b: 4"),
+        ((A, B[:4]), ValueError, "same number of rows, got {0: 6, 1: 4}"),
+        ({"a": A, "b": B[:4]}, ValueError, "same number of rows, got {'a': 6, 'b': 4}"),
         ({"a": A, "b": {"c": B}}, TypeError, "input 'b' must be a tensor or a NumPy array, got dict"),
         ({"a": A, "b": [1.0, 2.0]}, TypeError, "input 'b' must be a tensor or a NumPy array, got a list of 2"),
         ({"a": A, "b": None}, TypeError, "input 'b' must be a tensor or a NumPy array, got NoneType"),

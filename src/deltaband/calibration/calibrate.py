@@ -1,7 +1,5 @@
 """The pass over the calibration data: fits and held-out rows in, a `Calibration` out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,20 +11,18 @@ from torch import Tensor
 from ..data.batches import Batches
 from ..data.row_record import pair_hashes, share_by_chance
 from ..engines import Covariance
-from ..fitting.fit import Fit, evaluate_rows
+from ..fitting.fit import Fit, RowFunction, evaluate_rows
 from ..metrics import interval_scores
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
 from ..storage.encoding import storable
-from .conformal import AllOutputs, ConformalScale, EachOutput, rows_needed
-from .scales import Scales
+from .conformal import AllOutputs, ConformalScale, EachOutput, Scales, rows_needed
 
 DRIFT_P_VALUE = 1e-3  # below it, calibration and training rows are reported to differ
 EXCESS_SEEN_SHARE = 0.05  # of rows, beyond chance, from which on training rows among others are reported
 SCORE_LEVEL = 0.95  # of the interval scores before and after
 
 Residuals = Callable[[np.ndarray, Tensor], np.ndarray]  # outputs (b, m), targets -> (b, m)
-RowFunction = Callable[[GradientBatch], np.ndarray]
 
 
 @storable
@@ -36,7 +32,7 @@ class Calibration:
 
     covariances: tuple[Covariance, ...]  # one per fit, which answers for every λ of its scales
     scales: tuple[Scales, ...]
-    conformal: EachOutput | AllOutputs
+    conformal: EachOutput  # or AllOutputs
     score_before: float  # interval score on the calibration rows by the formula; NaN where it has no answer
     score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
     drift_p_value: float  # of "calibration rows have the leverages of training rows"; NaN where not tested
@@ -45,12 +41,10 @@ class Calibration:
     n_rows: int
 
     def warnings(self) -> list[str]:
-        """Return messages on what makes the guarantee doubtful."""
         if self.seen_share > share_by_chance(self.repeated_share, self.n_rows) + EXCESS_SEEN_SHARE:
             return [
                 f"{self.seen_share:.0%} of the calibration rows were training rows ({self.repeated_share:.0%} would be "
-                "by chance): their residuals are too small, so will be the intervals; calibrate on rows that the "
-                "network was not trained on"
+                "by chance): the intervals will be too narrow; calibrate on rows that the network was not trained on"
             ]
         if self.drift_p_value < DRIFT_P_VALUE:
             return [
@@ -78,20 +72,19 @@ def calibrate(
 ) -> Calibration:
     """Return the calibration of fits, each with its network, on the rows of `batches`."""
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
-    functions = [_row_function(*of_fit) for of_fit in zip(fits, covariances, scales, strict=True)]
-    r, answers, hashes = _evaluate(fits, networks, batches, residuals, functions)
+    functions = map(_row_function, fits, covariances, scales)
+    r, answers, hashes = _evaluate(list(zip(fits, networks, functions, strict=True)), batches, residuals)
     formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
     of_outputs = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
     n, m = r.shape
-    conformal: EachOutput | AllOutputs
-    if joint:
-        conformal, after = AllOutputs.fit(r, q, of_outputs, seed), np.nan
-    else:
-        conformal = EachOutput(tuple(ConformalScale.fit(r[:, o], q[o], of_outputs[o]) for o in range(m)))
+    if not joint:
+        conformal = EachOutput(tuple(map(ConformalScale.fit, r.T, q, of_outputs)))
         after = float(np.mean([cross_calibrated_score(r[:, o], q[o], of_outputs[o], seed) for o in range(m)]))
+    else:
+        conformal, after = AllOutputs.fit(r, q, of_outputs, seed), np.nan
     half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
-    training = [fit.leverages[:, o] for fit in fits for o in range(fit.n_outputs) if fit.leverages.shape[0]]
-    p_values = [drift_p_value(training[o], h[o]) for o in range(len(training))]
+    training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
+    p_values = list(map(drift_p_value, training, h))
     return Calibration(
         covariances,
         scales,
@@ -127,22 +120,15 @@ def _row_function(fit: Fit, covariance: Covariance, scales: Scales) -> RowFuncti
 
 
 def _evaluate(
-    fits: Sequence[Fit],
-    networks: Sequence[Network],
-    batches: Batches,
-    residuals: Residuals,
-    functions: Sequence[RowFunction],
+    fits: list[tuple[Fit, Network, RowFunction]], batches: Batches, residuals: Residuals
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """Return the residuals (n, m), the values of the functions for each output, (n, 2 + L), and the hashes (n,)."""
-    parts = []
-    for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
-        evaluated = [
-            evaluate_rows(network, x, function, fit.rows_at_once, first)
-            for fit, network, function in zip(fits, networks, functions, strict=True)
-        ]
+    parts, (first_fit, network, _) = [], fits[0]
+    for x, targets, first in batches.chunks(lambda x: max(network.chunk_rows(x), first_fit.rows_at_once)):
+        evaluated = [evaluate_rows(each, x, function, fit.rows_at_once, first) for fit, each, function in fits]
         r = residuals(np.concatenate([outputs for outputs, _ in evaluated], axis=1), targets)
         answers = [answer[:, o] for _, answer in evaluated for o in range(answer.shape[1])]
-        parts.append((r, pair_hashes(networks[0].prepare(x), targets), *answers))
+        parts.append((r, pair_hashes(network.prepare(x), targets), *answers))
     if not parts:
         raise ValueError("the calibration data are empty (a generator can be read only once)")
     r, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -165,9 +151,8 @@ def cross_calibrated_score(residuals: np.ndarray, q: np.ndarray, scales: Scales,
 def drift_p_value(training: np.ndarray, calibration: np.ndarray) -> float:
     """Return the p-value of "these are leverages of rows like the training rows"; NaN without training leverages.
 
-    A new row's leverage is larger than that of the same row among the training rows, h, and smaller than that of the
-    row left out of them, h/(1 − h). So it is compared with both, by one-sided Kolmogorov–Smirnov tests: is it smaller
-    than h, is it larger than h/(1 − h)?
+    A new row's leverage lies between that of the same row among the training rows, h, and that of the row left out of
+    them, h/(1 − h). Two one-sided Kolmogorov–Smirnov tests: is it smaller than h, is it larger than h/(1 − h)?
     """
     if len(training) == 0:
         return math.nan

@@ -1,32 +1,70 @@
 """Conformal intervals on the delta method's scale σ(x) = √(1 + b·q_λ(x)).
 
-The scale has two parameters, λ and b, and a grid of them is tried: `Scales`. Choosing among them on the rows that the
-quantile is taken on would break the guarantee; choosing on other rows would waste them. Here the choice is part of the
-conformal argument instead. For a new row with residual r the choice is made on all n + 1 residuals, the new one
-included, by the profile likelihood of a Gaussian,
+The choice of λ and b among the candidates c of `Scales` is part of the conformal argument: it is made on all n + 1
+residuals, that of the new row, r, included, by the profile likelihood of a Gaussian,
 
     argmin over c of  (Σᵢ rᵢ²/σ²_c(xᵢ) + r²/σ²_c(x)) · exp(M_c),
                       M_c = (Σᵢ log σ²_c(xᵢ) + log σ²_c(x) + 2·prior_c)/(n+1),
 
-which treats all n + 1 rows alike: if they are exchangeable, so are the scores |r|/σ under the scale that it picks, and
-the usual quantile covers with probability at least 1 − α. As functions of t = r² these are straight lines, so each
-scale is the chosen one on an interval [t₋, t₊] of the lower envelope, and the interval for y is known in closed form:
-the largest r that lies in [√t₋, √t₊] of some scale and below its quantile times σ.
+so that the scores |r|/σ of exchangeable rows are exchangeable, and their quantile covers with probability ≥ 1 − α.
+These are straight lines in t = r²: each scale is chosen on an interval [t₋, t₊] of the lower envelope, and the bound
+for y − ŷ is the largest r that lies in [√t₋, √t₊] of some scale and below its quantile times σ.
 """
 
-from __future__ import annotations
-
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
+from ..damping import TYPICAL_RELATIVE_DAMPING
 from ..results import Side
 from ..storage.encoding import storable
-from .scales import Scales
 
-NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates, candidates) array
+RELATIVE_DAMPINGS = 10.0 ** np.arange(-8, 2)  # λ in units of the largest eigenvalue of JᵀJ
+VARIANCE_SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.999])  # of σ² that is b·q at the average training row
+NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates, candidates or levels) array
+
+Bounds = tuple[np.ndarray, np.ndarray]  # lower and upper, of y − ŷ
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Candidates c for σ² = 1 + b·q_λ, each with its own λ and b."""
+
+    dampings: np.ndarray  # (L,) the different λ
+    damping_index: np.ndarray  # (C,) the λ of each candidate, as an index into `dampings`
+    b: np.ndarray  # (C,)
+    prior: np.ndarray  # (C,) −log of the prior weight
+
+    @classmethod
+    def single(cls, damping: float) -> Self:
+        return cls(np.array([damping]), np.array([0]), np.array([1.0]), np.array([0.0]))
+
+    @classmethod
+    def grid(cls, eigenvalues: np.ndarray, n_rows: int) -> Self:
+        """Return plausible λ and b for a network whose JᵀJ, over n rows, has these eigenvalues, largest first.
+
+        The prior is centred on the typical damping, ± a decade, and on as much variance as noise, ± a factor e.
+        """
+        if len(eigenvalues) == 0:  # a sketch that holds nothing: only the constant width is left
+            return cls(np.array([1.0]), np.array([0]), np.array([0.0]), np.array([0.0]))
+        e = eigenvalues[:, None]
+        dampings = RELATIVE_DAMPINGS * eigenvalues[0]
+        average = np.square(e / (e + dampings)).sum(axis=0) / n_rows  # of q over the training rows
+        odds = VARIANCE_SHARES / (1 - VARIANCE_SHARES)
+        index, share = np.divmod(np.arange(len(dampings) * len(odds)), len(odds))
+        decades = np.log10(RELATIVE_DAMPINGS / TYPICAL_RELATIVE_DAMPING)
+        prior = 0.5 * decades[index] ** 2 + 0.5 * np.log(odds[share]) ** 2
+        constant = 0.5 * np.log(odds[0]) ** 2  # as likely as the smallest share
+        b = odds[share] / average[index]
+        return cls(dampings, np.append(index, 0), np.append(b, 0.0), np.append(prior, constant))
+
+    def squared(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> σ², (rows, C)
+        return 1.0 + self.b * q[:, self.damping_index]
 
 
 @storable
@@ -34,8 +72,7 @@ NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates, candidates) array
 class ConformalScale:
     """Calibration rows under every candidate scale, from which the interval of a new row's residual follows.
 
-    It covers with probability at least `level` for rows exchangeable with the calibration rows, whatever the network.
-    With one candidate, and scores without ties, also with at most level + 1/(n+1).
+    It covers with probability ≥ `level` for rows exchangeable with the calibration rows, whatever the network.
     """
 
     scales: Scales
@@ -47,7 +84,7 @@ class ConformalScale:
     best: int  # the candidate that the calibration rows alone choose
 
     @classmethod
-    def fit(cls, residuals: np.ndarray, q: np.ndarray, scales: Scales) -> ConformalScale:  # (n,), (n, L)
+    def fit(cls, residuals: np.ndarray, q: np.ndarray, scales: Scales) -> Self:  # (n,), (n, L)
         """Return the scores of the calibration rows, given their residuals and variances under each λ."""
         squared = scales.squared(q)
         # a power of two, which changes no digit, keeps the squares from over- and underflowing
@@ -61,48 +98,43 @@ class ConformalScale:
 
     @property
     def n_rows(self) -> int:
-        """The number of calibration rows."""
         return len(self.signed)
 
     @property
-    def damping(self) -> float:
-        """The λ of the best candidate."""
+    def damping(self) -> float:  # of the best candidate, as what follows
         return float(self.scales.dampings[self.scales.damping_index[self.best]])
 
     @property
     def b(self) -> float:
-        """The b of the best candidate."""
         return float(self.scales.b[self.best])
 
     @property
-    def standardised(self) -> np.ndarray:  # (n,), sorted
-        """|r|/σ under the best candidate."""
+    def standardised(self) -> np.ndarray:  # (n,) |r|/σ, sorted
         return self.unit * self.absolute[:, self.best]
 
-    def scale(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> (rows,)
-        """Return σ(x) under the best candidate."""
+    def scale(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> σ(x), (rows,)
         return np.sqrt(self.scales.squared(q)[:, self.best]) if len(q) else np.zeros(0)
 
     def quantile(self, level: float) -> float:
-        """Return the conformal quantile of |r|/σ under the best candidate."""
-        return float(self.standardised[conformal_rank(level, self.n_rows) - 1])
+        return float(_quantiles(self.standardised, (level,))[0])
 
-    def bounds(
-        self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both"
-    ) -> tuple[np.ndarray, np.ndarray]:  # (rows, L) -> (rows, levels) twice
-        """Return the lower and upper bound of y − ŷ."""
-        step = max(1, NUMBERS_AT_ONCE // len(self.scales.b) ** 2)
+    def bounds(self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both") -> Bounds:  # (rows, levels) each
+        n_candidates = len(self.scales.b)
+        step = max(1, NUMBERS_AT_ONCE // (n_candidates * max(n_candidates, len(levels))))
         parts = [self._largest_residuals(q[i : i + step], levels, side) for i in range(0, len(q), step)]
         return _two_bounds(np.concatenate([*parts, np.zeros((0, len(levels)))]), side)
 
     def _largest_residuals(self, q: np.ndarray, levels: tuple[float, ...], side: Side) -> np.ndarray:
         """Return the largest residual in the interval of each row and level; negated for the lower side."""
         squared = self.scales.squared(q)
-        first, last = (np.sqrt(t) for t in self._chosen_between(squared))
+        first, last = (np.sqrt(t)[:, None] for t in self._chosen_between(squared))  # (rows, 1, C)
         scores = {"both": self.absolute, "upper": self.signed, "lower": -self.signed[::-1]}[side]
-        cuts = [np.sqrt(squared) * scores[conformal_rank(level, self.n_rows) - 1] for level in levels]
-        largest = _largest if side == "both" else _largest_signed
-        return self.unit * np.stack([largest(first, last, cut) for cut in cuts], axis=1)
+        cut = np.sqrt(squared)[:, None] * _quantiles(scores, levels)
+        # of each candidate the largest r with |r| within [first, last] and r at most cut
+        above = np.where(cut >= first, np.minimum(last, cut), -np.inf)
+        below = np.where((cut < first) & (cut >= -last), np.minimum(-first, cut), -np.inf)
+        largest = np.where(last >= first, np.maximum(above, below), -np.inf).max(axis=2)
+        return self.unit * (np.maximum(largest, 0.0) if side == "both" else largest)
 
     def _chosen_between(self, squared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (rows, C) -> (rows, C) twice
         """Return t₋ and t₊, between which a candidate is the lowest of the lines a + d·t; inf and 0 if it never is."""
@@ -112,125 +144,86 @@ class ConformalScale:
         slope = d[:, :, None] - d[:, None, :]
         with np.errstate(divide="ignore", invalid="ignore"):
             crossing = rise / slope
-        first = np.where(slope < 0, crossing, np.where((slope == 0) & (rise < 0), np.inf, 0.0)).max(axis=2)
+        first = np.where(slope < 0, crossing, np.where((slope == 0) & (rise < 0), np.inf, 0.0)).max(axis=2, initial=0.0)
         last = np.where(slope > 0, crossing, np.inf).min(axis=2)
-        first = np.maximum(first, 0.0)
         never = last < first
         return np.where(never, np.inf, first), np.where(never, 0.0, last)
 
 
-def _largest(first: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.ndarray:
-    """Return the largest |r| within [first, last] and at most cut, over all candidates: (rows, C) -> (rows,)."""
-    return np.where(cut >= first, np.minimum(last, cut), 0.0).max(axis=1)
-
-
-def _largest_signed(first: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.ndarray:
-    """Return the largest r with |r| within [first, last] and r at most cut, over all candidates."""
-    possible = last >= first
-    above = np.where(possible & (cut >= first), np.minimum(last, cut), -np.inf)
-    below = np.where(possible & (cut < first) & (cut >= -last), np.minimum(-first, cut), -np.inf)
-    return np.maximum(above, below).max(axis=1)
-
-
-def _two_bounds(bound: np.ndarray, side: Side) -> tuple[np.ndarray, np.ndarray]:
+def _two_bounds(bound: np.ndarray, side: Side) -> Bounds:
     """Return −bound and bound; for one side the other bound is infinite."""
     infinite = np.full_like(bound, np.inf)
     return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
 
 
+@storable
 @dataclass(frozen=True, eq=False)
-class _Outputs:
-    """The scales of several outputs."""
+class EachOutput:
+    """Outputs that are calibrated one by one."""
 
     outputs: tuple[ConformalScale, ...]
 
-    def scale(self, q: Sequence[np.ndarray]) -> np.ndarray:  # m times (rows, L) -> (rows, m)
-        """Return σ(x) of each output under its best candidate."""
+    def scale(self, q: Sequence[np.ndarray]) -> np.ndarray:  # m times (rows, L) -> σ(x), (rows, m)
         return np.stack([output.scale(of_output) for output, of_output in zip(self.outputs, q, strict=True)], axis=1)
-
-
-@storable
-@dataclass(frozen=True, eq=False)
-class EachOutput(_Outputs):
-    """Outputs that are calibrated one by one."""
 
     @property
     def n_rows(self) -> int:
-        """The number of rows that a quantile is taken of."""
         return self.outputs[0].n_rows
 
     def bounds(
         self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side
-    ) -> tuple[np.ndarray, np.ndarray]:  # m times (rows, L) -> (rows, m, levels) twice
-        """Return the lower and upper bound of y − ŷ."""
+    ) -> Bounds:  # (rows, m, levels) each
         bounds = [output.bounds(of_output, levels, side) for output, of_output in zip(self.outputs, q, strict=True)]
         return np.stack([low for low, _ in bounds], axis=1), np.stack([high for _, high in bounds], axis=1)
 
 
 @storable
 @dataclass(frozen=True, eq=False)
-class AllOutputs(_Outputs):
-    """All outputs of a row within their bounds at once, with probability at least `level`:
+class AllOutputs(EachOutput):
+    """All outputs of a row within their bounds at once: score = max over outputs of |r|/(u·σ(x)).
 
-        score = max over outputs of |r|/(u·σ(x)),
-
-    with its conformal quantile. A third of the rows chooses the σ and the unit u of each output, the others give the
-    quantile, so that the guarantee is exact.
+    A third of the rows chooses the σ and the unit u of each output, the others give the quantile of the score.
     """
 
     units: np.ndarray  # (m,)
     scores: dict[str, np.ndarray]  # by side, (n,) sorted
 
     @classmethod
-    def fit(
-        cls, residuals: np.ndarray, q: Sequence[np.ndarray], scales: Sequence[Scales], seed: int
-    ) -> AllOutputs:  # (n, m), m times (n, L)
-        """Return the scores of the calibration rows, given their residuals and variances under each λ."""
+    def fit(cls, residuals: np.ndarray, q: Sequence[np.ndarray], scales: Sequence[Scales], seed: int) -> Self:
+        """Return the scores of calibration rows with residuals (n, m) and m times variances under each λ, (n, L)."""
         order = np.random.default_rng(seed).permutation(len(residuals))
         choosing, rest = np.split(order, [len(order) // 3])
         if len(choosing) == 0:
             raise ValueError(f"{len(order)} calibration rows are too few for all outputs at once: it takes at least 3")
-        outputs = _Outputs(
-            tuple(ConformalScale.fit(residuals[choosing, o], q[o][choosing], each) for o, each in enumerate(scales))
-        )
-        units = [math.sqrt(float(np.mean(output.standardised**2))) for output in outputs.outputs]
-        u = np.array([unit or 1.0 for unit in units])
-        signed = residuals[rest] / (outputs.scale([of_output[rest] for of_output in q]) * u)  # (rest, m)
-        scores = {
-            "both": np.sort(np.abs(signed).max(axis=1)),
-            "upper": np.sort(signed.max(axis=1)),
-            "lower": np.sort(-signed.min(axis=1)),
-        }
-        return cls(outputs.outputs, u, scores)
+        chosen = EachOutput(tuple(map(ConformalScale.fit, residuals[choosing].T, [v[choosing] for v in q], scales)))
+        u = np.array([math.sqrt(np.mean(output.standardised**2)) or 1.0 for output in chosen.outputs])
+        signed = residuals[rest] / (chosen.scale([v[rest] for v in q]) * u)  # (rest, m)
+        by_side = {"both": np.abs(signed), "upper": signed, "lower": -signed}
+        return cls(chosen.outputs, u, {side: np.sort(scores.max(axis=1)) for side, scores in by_side.items()})
 
     @property
     def n_rows(self) -> int:
-        """The number of rows that the quantile is taken of."""
         return len(self.scores["both"])
 
-    def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lower and upper bound of y − ŷ."""
-        cuts = np.array([self.scores[side][conformal_rank(level, self.n_rows) - 1] for level in levels])
-        return _two_bounds((self.scale(q) * self.units)[:, :, None] * cuts, side)
+    def bounds(
+        self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side
+    ) -> Bounds:  # (rows, m, levels) each
+        return _two_bounds((self.scale(q) * self.units)[:, :, None] * _quantiles(self.scores[side], levels), side)
 
 
 def rows_needed(level: float) -> int:
     """Return the fewest calibration rows for a level: ⌈(n+1)·level⌉ ≤ n."""
-    n = max(1, math.floor(level / (1 - level)) - 1)  # rounding makes it too large or too small by one
-    while _rank(level, n) > n:
-        n += 1
-    return n
+    start = max(1, math.floor(level / (1 - level)) - 1)  # rounding makes it too large or too small by one
+    return next(n for n in itertools.count(start) if _rank(level, n) <= n)
 
 
-def conformal_rank(level: float, n: int) -> int:
-    """Return which of n sorted scores is the conformal quantile, counted from 1."""
-    rank = _rank(level, n)
-    if rank > n:
-        raise ValueError(
-            f"{n} calibration rows are too few for level {level:g}: it takes at least {rows_needed(level)}; ask for a "
-            f"level of at most {n / (n + 1):.4g}, or calibrate on more rows"
-        )
-    return max(rank, 1)
+def _quantiles(scores: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:  # (n, …), sorted -> (levels, …)
+    n = len(scores)
+    for level in levels:
+        if _rank(level, n) > n:
+            problem = f"{n} calibration rows are too few for level {level:g}: it takes at least {rows_needed(level)}"
+            raise ValueError(f"{problem}; ask for a level of at most {n / (n + 1):.4g}, or calibrate on more rows")
+    return scores[[max(_rank(level, n), 1) - 1 for level in levels]]
 
 
 def _rank(level: float, n: int) -> int:

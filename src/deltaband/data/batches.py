@@ -1,11 +1,10 @@
 """Data as a stream of checked chunks of inputs and targets, whatever the user brought."""
 
-from __future__ import annotations
-
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import EmptyDataError
-from ..validation import check_finite, check_positive_int, describe, tensor_from_numpy
-from .inputs import Inputs
+from ..validation import check_finite, check_positive_int, describe
+from .inputs import Inputs, as_tensor
 
 EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only once): give at least one row"
 FEWEST_FIRST_ROWS = 8  # rows that `peek` reads at least, where there are as many
@@ -24,8 +23,7 @@ Unpack = Callable[[Any], tuple[Any, Any]]  # a batch of any layout -> inputs, ta
 OnSkipped = Callable[[Inputs, Tensor, int], None]  # inputs, targets, index of the first row
 
 
-@dataclass(frozen=True, eq=False)
-class FirstRows:
+class FirstRows(NamedTuple):
     """The first inputs of the data, with their targets: at least eight rows, if there are as many of one format."""
 
     x: Inputs
@@ -46,10 +44,9 @@ class Batches:
 
     @property
     def reiterable(self) -> bool:
-        """Whether they can be read more than once."""
         return not isinstance(self.source, Iterator)
 
-    def peek(self) -> tuple[FirstRows, Batches]:
+    def peek(self) -> tuple[FirstRows, Self]:
         """Return the first rows, and the batches as if none had been read; these remember the first rows."""
         if self.first is not None:
             return self.first, self
@@ -61,68 +58,58 @@ class Batches:
                 taken.append(batch)
                 yield batch
 
-        pairs: list[tuple[Inputs, Tensor]] = []
-        for x, y in replace(self, source=recorded())._checked():
-            if pairs and x.row_format != pairs[0][0].row_format:
-                break
-            pairs.append((x, y))
-            if sum(len(x) for x, _ in pairs) >= FEWEST_FIRST_ROWS:
-                break
-        if not pairs:
+        chunks = replace(self, source=recorded()).chunks(lambda x: max(len(x), FEWEST_FIRST_ROWS))
+        chunk = next(chunks, None)
+        if chunk is None:
             raise EmptyDataError(EMPTY_DATA_MESSAGE)
-        started = itertools.chain(taken, rest)
+        started, first = itertools.chain(taken, rest), FirstRows(*chunk[:2])
         source = _StartedSource(started, self.source) if self.reiterable else started
-        first = FirstRows(*_join(pairs))
         return first, replace(self, source=source, first=first)
 
     def chunks(
         self, rows_at_once: Callable[[Inputs], int], n_skipped: int = 0, on_skipped: OnSkipped | None = None
     ) -> Iterator[tuple[Inputs, Tensor, int]]:
-        """Yield `(x, y, index of the first row)`, with as many rows as `rows_at_once(first batch)` says.
+        """Yield `(x, y, index of the first row)`, with `rows_at_once(first batch)` rows of one format.
 
-        Small batches are joined, large ones are split; batches whose rows differ in format are not mixed. The first
-        `n_skipped` rows go to `on_skipped` instead, batch by batch.
+        The first `n_skipped` rows go to `on_skipped` instead, batch by batch.
         """
-        done = waiting = rows = 0
-        pending: list[tuple[Inputs, Tensor]] = []
-        for x, y in self._checked():
-            rows = rows or rows_at_once(x)
-            if on_skipped is not None and done < n_skipped:
-                few = min(n_skipped - done, len(x))
-                on_skipped(x[:few], y[:few], done)
-                done, x, y = done + few, x[few:], y[few:]
-                if len(x) == 0:
-                    continue
-            if pending and x.row_format != pending[0][0].row_format:
+        done = rows = 0
+        for _, pairs in itertools.groupby(self._checked(), key=lambda pair: pair[0].row_format):
+            pending, waiting = [], 0
+            for x, y in pairs:
+                rows = rows or rows_at_once(x)
+                if on_skipped is not None and done < n_skipped:
+                    few = min(n_skipped - done, len(x))
+                    on_skipped(x[:few], y[:few], done)
+                    done, x, y = done + few, x[few:], y[few:]
+                    if len(x) == 0:
+                        continue
+                pending.append((x, y))
+                waiting += len(x)
+                if waiting >= rows:
+                    x, y = _join(pending)
+                    whole = waiting - waiting % rows
+                    for start in range(0, whole, rows):
+                        yield x[start : start + rows], y[start : start + rows], done + start
+                    done, waiting = done + whole, waiting - whole
+                    pending = [(x[whole:], y[whole:])] if waiting else []
+            if pending:
                 yield *_join(pending), done
-                done, waiting, pending = done + waiting, 0, []
-            pending.append((x, y))
-            waiting += len(x)
-            if waiting >= rows:
-                x, y = _join(pending)
-                whole = waiting - waiting % rows
-                for start in range(0, whole, rows):
-                    yield x[start : start + rows], y[start : start + rows], done + start
-                done, waiting = done + whole, waiting - whole
-                pending = [(x[whole:], y[whole:])] if waiting else []
-        if pending:
-            yield *_join(pending), done
+                done += waiting
 
     def _checked(self) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield the batches that have rows, up to `max_rows` rows, or raise with what is wrong."""
-        done, n_columns = 0, None
+        done, n_columns = 0, 0
         for batch in self.source:
             pair = batch if self.unpack is None else self.unpack(batch)
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise TypeError(
-                    f"each batch must be a pair (x, y), got {describe(pair)}; give arrays as X and y, or "
-                    "a batch= function that turns a batch into inputs and targets"
-                )
+                advice = "give arrays as X and y, or a batch= function that turns a batch into inputs and targets"
+                raise TypeError(f"each batch must be a pair (x, y), got {describe(pair)}; {advice}")
             x, y = Inputs.of(pair[0]), read_targets(pair[1])
             check_lengths(x, y)
             if self.max_rows is not None:
                 x, y = x[: self.max_rows - done], y[: self.max_rows - done]
-            n_columns = y.shape[1] if n_columns is None else n_columns
+            n_columns = n_columns or y.shape[1]
             if y.shape[1] != n_columns:
                 raise ValueError(f"targets have {n_columns} columns at first and {y.shape[1]} from row {done} on")
             if len(x):
@@ -135,16 +122,16 @@ class Batches:
                 return
 
 
+@dataclass
 class _StartedSource:
-    """Data whose first batches have been read; the first pass continues, so that a loader starts its workers once."""
+    """Data whose first pass continues where `peek` stopped, so that a loader starts its workers once."""
 
-    def __init__(self, started: Iterator[Any], source: Iterable[Any]) -> None:
-        self._started: Iterator[Any] | None = started
-        self._source = source
+    started: Iterator[Any] | None
+    source: Iterable[Any]
 
     def __iter__(self) -> Iterator[Any]:
-        started, self._started = self._started, None
-        return iter(self._source) if started is None else started
+        started, self.started = self.started, None
+        return iter(self.source) if started is None else started
 
 
 def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | None = None) -> Batches:
@@ -156,12 +143,11 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | N
             raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
         X, y = Inputs.of(data), read_targets(y)
         check_lengths(X, y)
-        # once and here: a long fit must not end in an error that a look at the arrays would have given
-        X.check_finite()
+        X.check_finite()  # here: a long fit must not end in an error that a look at the arrays would have given
         check_finite(y, "targets")
-        source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
-        if n_rows is not None and n_rows != len(X):
+        if n_rows not in (None, len(X)):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
+        source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
         return Batches(source, len(X), is_checked=True, targets=y)
     if isinstance(data, Tensor | np.ndarray | Mapping) or hasattr(data, "__array__"):
         raise TypeError("targets are missing: give X and y, or a loader of (x, y) batches")
@@ -174,55 +160,37 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | N
     if isinstance(data, DataLoader):
         return Batches(data, n_rows or _loader_rows(data), unpack)
     if isinstance(data, list) and unpack is None:
-        return Batches(data, n_rows or sum(_length(batch) for batch in data))
+        return Batches(data, n_rows or sum(map(_length, data)))
     if not isinstance(data, Iterable):
         raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {describe(data)}")
     return Batches(data, n_rows, unpack)
 
 
-def read_targets(y: Any) -> Tensor:  # (n, m) float64
-    """Return targets of shape (n,) or (n, m) with one column per output, in float64."""
-    if isinstance(y, Tensor):
-        tensor = y.detach()
-    elif isinstance(y, np.ndarray | list) or hasattr(y, "__array__"):
-        tensor = tensor_from_numpy(np.asanyarray(y), "targets")
-    else:
-        raise TypeError(f"targets must be a tensor or a NumPy array, got {describe(y)}")
-    if tensor.is_complex():
-        raise TypeError("targets must be real, got complex numbers")
-    if tensor.ndim == 1:
-        tensor = tensor[:, None]
+def read_targets(y: Any) -> Tensor:  # (n,) or (n, m) -> (n, m) float64
+    tensor = as_tensor(np.asarray(y) if isinstance(y, list) else y, "targets")
+    tensor = tensor[:, None] if tensor.ndim == 1 else tensor
     if tensor.ndim != 2 or tensor.shape[1] == 0:
         raise ValueError(f"targets must have shape (n,), or (n, m) for m outputs, got {tuple(tensor.shape)}")
     return tensor.cpu().double()
 
 
 def check_lengths(x: Inputs, y: Tensor) -> None:
-    """Raise unless there are as many targets as inputs."""
     if len(x) != len(y):
         raise ValueError(f"inputs and targets must have the same number of rows: {len(x)} inputs, {len(y)} targets")
 
 
 def _loader_rows(loader: DataLoader[Any]) -> int | None:
-    """Return how many rows a DataLoader will give, or None where that is unknown."""
     if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
         return None
-    try:
-        return len(loader) * loader.batch_size if loader.drop_last else len(loader.sampler)  # type: ignore[arg-type]
-    except TypeError:
-        return None
+    n = operator.length_hint(loader.sampler, -1)
+    n -= n % loader.batch_size if loader.drop_last else 0
+    return n if n >= 0 else None
 
 
 def _length(batch: Any) -> int:
     """Return the number of rows of one batch; 0 for what will be refused when its turn comes."""
-    y = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
-    try:
-        return len(y)  # type: ignore[arg-type]
-    except TypeError:
-        return 0
+    return operator.length_hint(batch[1]) if isinstance(batch, tuple | list) and len(batch) == 2 else 0
 
 
 def _join(pairs: list[tuple[Inputs, Tensor]]) -> tuple[Inputs, Tensor]:
-    if len(pairs) == 1:
-        return pairs[0]
     return Inputs.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])

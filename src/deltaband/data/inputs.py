@@ -1,11 +1,9 @@
 """The inputs of a network: one tensor, several, or tensors by name, each with one row per example."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ..storage.encoding import storable
-from ..validation import check_finite, describe, tensor_from_numpy
+from ..validation import check_finite, describe
 
 
 @storable
@@ -26,43 +24,39 @@ class Inputs:
     single: bool = True
 
     @classmethod
-    def of(cls, x: Any) -> Inputs:
-        """Return the inputs in a tensor or array, in a tuple or list of them, or in a mapping.
-
-        The memory of an array is shared where torch can.
-        """
-        if isinstance(x, Inputs):
+    def of(cls, x: Any) -> Self:
+        """Return the inputs in a tensor or array, in a tuple or list of them, or in a mapping; memory may be shared."""
+        if isinstance(x, cls):
             return x
         if isinstance(x, PackedSequence):
             raise TypeError("a packed sequence has no rows: give the padded tensor and lengths, and pack in forward")
         if isinstance(x, Mapping):
             if not all(isinstance(name, str) for name in x):
                 raise TypeError(f"inputs by name need names that are strings, got {list(x)}")
-            made = cls(tuple(_tensor(x[name], f"input {name!r}") for name in x), tuple(x), single=False)
+            made = cls(tuple(as_tensor(x[name], f"input {name!r}") for name in x), tuple(x), single=False)
         elif isinstance(x, tuple | list):
-            if not all(isinstance(part, Tensor | np.ndarray) or hasattr(part, "__array__") for part in x):
+            if not all(hasattr(part, "__array__") for part in x):
                 raise TypeError(f"inputs must be a tensor or a NumPy array, or several of them, got {describe(x)}")
-            made = cls(tuple(_tensor(part, f"input {i}") for i, part in enumerate(x)), single=False)
+            made = cls(tuple(as_tensor(part, f"input {i}") for i, part in enumerate(x)), single=False)
         else:
-            made = cls((_tensor(x, "inputs"),))
+            made = cls((as_tensor(x, "inputs"),))
         if not made.tensors:
             raise ValueError(f"inputs are an empty {type(x).__name__}: give at least one tensor")
         if len({len(tensor) for tensor in made.tensors}) > 1:
-            sizes = ", ".join(f"{name}: {len(t)}" for name, t in zip(made._labels(), made.tensors, strict=True))
+            sizes = {label: len(tensor) for label, tensor in made._by_label().items()}
             raise ValueError(f"all inputs must have the same number of rows, got {sizes}")
         return made
 
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def __getitem__(self, index: Any) -> Inputs:
+    def __getitem__(self, index: Any) -> Self:
         return self.map(lambda tensor: tensor[index])
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """Return inputs with `change` applied to every tensor."""
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         return replace(self, tensors=tuple(map(change, self.tensors)))
 
-    def split(self, size: int) -> Iterator[Inputs]:
+    def split(self, size: int) -> Iterator[Self]:
         """Yield the rows in parts of `size`; no rows are one empty part."""
         for start in range(0, max(len(self), 1), size):
             yield self[start : start + size]
@@ -71,17 +65,15 @@ class Inputs:
         """Return the arguments for `forward`: one per tensor, by name where named, or a single one if it takes that."""
         if self.single:
             return self.tensors, {}
-        args = self.tensors if self.names is None else ()
-        kwargs = {} if self.names is None else dict(zip(self.names, self.tensors, strict=True))
+        args, kwargs = ((), self._by_label()) if self.names else (self.tensors, {})
         try:
             inspect.signature(forward).bind(*args, **kwargs)
         except TypeError:
             return (args or kwargs,), {}
         return args, kwargs
 
-    @staticmethod
-    def cat(parts: Sequence[Inputs]) -> Inputs:
-        """Return the rows of all parts, which have one format."""
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
         if len(parts) == 1:
             return parts[0]
         return replace(parts[0], tensors=tuple(map(torch.cat, zip(*(part.tensors for part in parts), strict=True))))
@@ -93,31 +85,26 @@ class Inputs:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def __str__(self) -> str:
-        descriptions = [f"shape {tuple(tensor.shape)} and {tensor.dtype}" for tensor in self.tensors]
-        if self.single:
-            return descriptions[0]
-        return ", ".join(f"{name}: {what}" for name, what in zip(self._labels(), descriptions, strict=True))
+        labels = [""] if self.single else [f"{label}: " for label in self._by_label()]
+        labelled = zip(labels, self.tensors, strict=True)
+        return ", ".join(f"{label}shape {tuple(tensor.shape)} and {tensor.dtype}" for label, tensor in labelled)
 
-    def _labels(self) -> Sequence[str]:
-        return self.names if self.names is not None else [str(i) for i in range(len(self.tensors))]
+    def _by_label(self) -> dict[Any, Tensor]:
+        return dict(zip(self.names or range(len(self.tensors)), self.tensors, strict=True))
 
     def check_finite(self, first_row: int = 0) -> None:
-        """Raise if a row holds NaN or inf; `first_row` is the index of the first row in the data."""
-        for label, tensor in zip(self._labels(), self.tensors, strict=True):
+        for label, tensor in self._by_label().items():
             check_finite(tensor, "inputs" if self.single else f"inputs ({label})", first_row)
 
 
-def _tensor(x: Any, what: str) -> Tensor:
-    if isinstance(x, Tensor):
-        tensor = x.detach()
-    elif isinstance(x, np.ndarray) or hasattr(x, "__array__"):
-        tensor = tensor_from_numpy(np.asanyarray(x), what)
-    else:
+def as_tensor(x: Any, what: str) -> Tensor:
+    """Return an array or tensor of real numbers as a tensor, sharing its memory where torch can."""
+    if not hasattr(x, "__array__"):
         raise TypeError(f"{what} must be a tensor or a NumPy array, got {describe(x)}")
+    tensor = x.detach() if isinstance(x, Tensor) else _from_numpy(np.asanyarray(x), what)
     if tensor.ndim == 0:
         raise ValueError(f"{what} must have one row per example, got a single number")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
@@ -125,3 +112,15 @@ def _tensor(x: Any, what: str) -> Tensor:
     if tensor.is_complex():
         raise TypeError(f"{what} must be real, got complex numbers")
     return tensor
+
+
+def _from_numpy(array: np.ndarray, what: str) -> Tensor:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{what} must not be masked: remove the masked rows first")
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{what} must be numbers, got an array of dtype {array.dtype}; try .astype(float)")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # of either byte order
+        array = array.astype(np.float64)
+    if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
+        array = np.array(array, dtype=array.dtype.newbyteorder("="))
+    return torch.from_numpy(np.asarray(array))

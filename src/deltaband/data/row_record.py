@@ -1,10 +1,8 @@
 """The record of the training rows: a hash of each row, and a random sample of the rows."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +19,6 @@ class SeenRows:
     hashes: np.ndarray  # (n,) sorted
 
     def share(self, hashes: np.ndarray) -> float:
-        """Return the share of these rows that are among the seen ones."""
         return float(np.isin(hashes, self.hashes).mean())
 
     @property
@@ -47,11 +44,10 @@ class Sample:
     def __len__(self) -> int:
         return sum(map(len, self.pieces))
 
-    def between(self, start: int, stop: int) -> Sample:
-        """Return the rows at the positions from `start` to before `stop`."""
+    def between(self, start: int, stop: int) -> Self:
         within = [(place >= start) & (place < stop) for place in self.order]
-        chosen = [(x[w], place[w]) for x, place, w in zip(self.pieces, self.order, within, strict=True) if w.any()]
-        return Sample(tuple(x for x, _ in chosen), tuple(place - start for _, place in chosen))
+        pieces = zip(self.pieces, self.order, within, strict=True)
+        return type(self)(*zip(*((x[w], place[w] - start) for x, place, w in pieces if w.any()), strict=True))
 
 
 class RowSample:
@@ -64,12 +60,7 @@ class RowSample:
         self._key_limit = np.inf  # keys of rows that can still be among the smallest lie below
 
     def update(self, x: Inputs) -> None:
-        """Take in the next rows of the stream."""
-        keys = self._rng.random(len(x))
-        few = np.flatnonzero(keys < self._key_limit)  # most rows of a long stream are not
-        if len(few) == 0:
-            return
-        self._keep(*((x, keys) if len(few) == len(x) else (x[few], keys[few])))
+        self._add(x, self._rng.random(len(x)))
 
     def resume(self, sample: Sample, n_rows: int) -> None:
         """Continue from a sample of `n_rows` rows, whose keys, the smallest of that many, are drawn again."""
@@ -81,64 +72,56 @@ class RowSample:
             self._kept[x.row_format] = (x, keys[order])
 
     def state(self) -> dict[str, Any]:
-        """Return what `from_state` restores the sample from."""
-        return {
-            "size": self._size,
-            "generator": self._rng.bit_generator.state,
-            "kept": tuple(self._kept.values()),
-            "limit": self._key_limit,
-        }
+        generator, kept = self._rng.bit_generator.state, tuple(self._kept.values())
+        return {"size": self._size, "generator": generator, "kept": kept, "limit": self._key_limit}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> RowSample:
-        """Restore a sample from its `state()`."""
+    def from_state(cls, state: dict[str, Any]) -> Self:
         made = cls(state["size"])
         made._rng.bit_generator.state = state["generator"]
         made._kept = {x.row_format: (x, keys) for x, keys in state["kept"]}
         made._key_limit = state["limit"]
         return made
 
-    def merge(self, other: RowSample) -> None:
-        """Become the sample of both streams."""
-        self._key_limit = min(self._key_limit, other._key_limit)
-        self._cut()
+    def merge(self, other: Self) -> None:
+        self._cut(min(self._key_limit, other._key_limit))
         for x, keys in other._kept.values():
-            if len(few := np.flatnonzero(keys < self._key_limit)):
-                self._keep(x[few], keys[few])
+            self._add(x, keys)
 
-    def _keep(self, x: Inputs, keys: np.ndarray) -> None:
+    def _add(self, x: Inputs, keys: np.ndarray) -> None:
+        few = np.flatnonzero(keys < self._key_limit)  # most rows of a long stream are not
+        if len(few) == 0:
+            return
+        x, keys = (x, keys) if len(few) == len(x) else (x[few], keys[few])
         if x.row_format in self._kept:
             mine, of_mine = self._kept[x.row_format]
             x, keys = Inputs.cat([mine, x]), np.concatenate([of_mine, keys])
         self._kept[x.row_format] = (x, keys)
         every = np.concatenate([keys for _, keys in self._kept.values()])
         if len(every) > self._size:
-            self._key_limit = float(np.partition(every, self._size)[self._size])
-            self._cut()
+            self._cut(float(np.partition(every, self._size)[self._size]))
 
-    def _cut(self) -> None:
-        kept = {row_format: (x, keys, keys < self._key_limit) for row_format, (x, keys) in self._kept.items()}
-        self._kept = {row_format: (x[w], keys[w]) for row_format, (x, keys, w) in kept.items() if w.any()}
+    def _cut(self, key_limit: float) -> None:
+        self._key_limit = key_limit
+        kept = [(x, keys, keys < key_limit) for x, keys in self._kept.values()]
+        self._kept = {x.row_format: (x[w], keys[w]) for x, keys, w in kept if w.any()}
 
     def rows(self) -> Sample:
         """Return the rows drawn so far, in the order of their keys."""
-        if not self._kept:
-            return Sample()
-        every = np.sort(np.concatenate([keys for _, keys in self._kept.values()]))
-        places = [np.searchsorted(every, keys) for _, keys in self._kept.values()]
-        sorted_ = [(x[np.argsort(p)], np.sort(p)) for (x, _), p in zip(self._kept.values(), places, strict=True)]
-        return Sample(tuple(x for x, _ in sorted_), tuple(place for _, place in sorted_))
+        every = np.sort(np.concatenate([np.zeros(0), *(keys for _, keys in self._kept.values())]))
+        pieces = [(x[np.argsort(keys)], np.searchsorted(every, np.sort(keys))) for x, keys in self._kept.values()]
+        return Sample(*zip(*pieces, strict=True))
 
 
 class RowRecord:
     """The hashes and a sample of the training rows, updated as they stream by."""
 
     def __init__(self, sample_size: int, seed: int = 0) -> None:
-        self._hashes: list[np.ndarray] = []
+        self._hashes = [np.zeros(0, dtype=np.uint64)]
         self._sample = RowSample(sample_size, seed)
 
     @classmethod
-    def from_seen(cls, seen: SeenRows, sample: Sample, sample_size: int) -> RowRecord:
+    def from_seen(cls, seen: SeenRows, sample: Sample, sample_size: int) -> Self:
         """Continue the record of a fit, of which the hashes and a sample of its rows are left."""
         record = cls(sample_size, seed=int(seen.hashes.sum(dtype=np.uint64)))
         record._hashes.append(seen.hashes)
@@ -146,36 +129,29 @@ class RowRecord:
         return record
 
     def state(self) -> dict[str, Any]:
-        """Return what `from_state` restores the record from."""
         return {"hashes": self.hashes(), "sample": self._sample.state()}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> RowRecord:
-        """Restore a record from its `state()`."""
+    def from_state(cls, state: dict[str, Any]) -> Self:
         record = cls(0)
         record._hashes, record._sample = [state["hashes"]], RowSample.from_state(state["sample"])
         return record
 
     def update(self, x: Inputs, y: Tensor) -> None:
-        """Take in the next rows."""
         self._hashes.append(pair_hashes(x, y))
         self._sample.update(x)
 
-    def merge(self, other: RowRecord) -> None:
-        """Add the rows of another record."""
+    def merge(self, other: Self) -> None:
         self._hashes += other._hashes
         self._sample.merge(other._sample)
 
-    def hashes(self) -> np.ndarray:  # (n,)
-        """Return the hashes of all rows, in the order in which they came."""
-        return np.concatenate([np.zeros(0, dtype=np.uint64), *self._hashes])
+    def hashes(self) -> np.ndarray:  # (n,), in the order in which the rows came
+        return np.concatenate(self._hashes)
 
     def seen(self) -> SeenRows:
-        """Return the hashes of all rows, sorted."""
         return SeenRows(np.sort(self.hashes()))
 
     def sample(self) -> Sample:
-        """Return some of the rows, drawn uniformly."""
         return self._sample.rows()
 
 
@@ -190,8 +166,6 @@ def pair_hashes(x: Inputs, y: Tensor) -> np.ndarray:  # (b,) uint64
 def row_hashes(x: Tensor) -> np.ndarray:  # (b,) uint64
     """Return the hash of each row, in whole-number arithmetic: no rounding depends on how rows are batched."""
     raw = x.cpu().contiguous().numpy().reshape(len(x), -1).view(np.uint8)
-    padded = np.zeros((len(raw), -(-raw.shape[1] // 4) * 4), dtype=np.uint8)
-    padded[:, : raw.shape[1]] = raw
-    words = padded.view(np.uint32).astype(np.uint64)
+    words = np.pad(raw, ((0, 0), (0, -raw.shape[1] % 4))).view(np.uint32).astype(np.uint64)
     weights = np.random.default_rng(0).integers(1, 2**63, words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     return (words * weights).sum(axis=1, dtype=np.uint64)

@@ -5,8 +5,6 @@
 For two classes one number suffices: s_0 = −s_1. A network with one logit returns s_1 itself.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -33,10 +31,9 @@ def log_odds_of_prediction(z: Tensor) -> Tensor:  # (b, C) -> (b, 1)
 
 
 def joint_fisher(z: Tensor) -> Tensor:
-    """Return the log-odds with gradients √π_c(1 − π_c)∇s_c = √π_c∇log π_c.
+    """Return the log-odds with gradients √π_c(1 − π_c)∇s_c = √π_c∇log π_c; for two classes one row, √(π_0π_1)∇s_1.
 
-    Their Gram matrix is the Fisher matrix of the softmax, Σ_c π_c ∇log π_c ∇log π_cᵀ. For two classes one row is
-    enough, √(π_0π_1)∇s_1.
+    Their Gram matrix is the Fisher matrix of the softmax, Σ_c π_c ∇log π_c ∇log π_cᵀ.
     """
     s = log_odds(z)
     return own_fisher(s) if s.shape[1] == 1 else _weighted(s, (logsigmoid(s) / 2 + logsigmoid(-s)).exp())
@@ -49,5 +46,4 @@ def own_fisher(s: Tensor) -> Tensor:
 
 def _weighted(s: Tensor, weight: Tensor) -> Tensor:
     """Return the value of s with the gradient of weight·s, the weight being constant."""
-    constant = s.detach()
-    return constant + weight.detach() * (s - constant)
+    return s.detach() + weight.detach() * (s - s.detach())

@@ -27,10 +27,9 @@ def writable(path: Path, *, overwrite: bool = True) -> Path:
 
 @contextmanager
 def atomic(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
-    """Yield a temporary file beside `path`, which replaces it at the end of the block if nothing was raised.
+    """Yield a temporary file beside `path`, which replaces it at the end of the block; if that raises, nothing changes.
 
-    Any exception, KeyboardInterrupt included, leaves `path` unchanged and no temporary file. The suffix is that of
-    `path`, for writers that depend on it; permissions are those of the replaced file, or of any new file.
+    The suffix is that of `path`, for writers that depend on it; permissions are those of the replaced file.
     """
     path = writable(path, overwrite=overwrite)
     temporary = path.with_name(f".{path.stem[:100]}.{secrets.token_hex(6)}{path.suffix}")
@@ -54,7 +53,6 @@ def atomic(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
     # Windows flushes only files that are open for writing; a folder opens only for reading.
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:

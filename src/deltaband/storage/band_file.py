@@ -1,12 +1,11 @@
 """The file of a fitted estimator: what it holds, how it is written and read."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from .encoding import Decoder, Encoder
 
 Hooks = Mapping[Any, Callable[[Any], Any]]  # how networks are written and restored, which no file holds
 
-WEIGHTS_PREFIX = "weights."  # of their names among the tensors
+PREFIX = "weights."  # of the names of weights among the tensors
 
 T = TypeVar("T", bound=type)
 ESTIMATORS: dict[str, Any] = {}  # by the name that a file has for their kind
@@ -39,24 +38,18 @@ class BandRecord:
     weights: Mapping[str, Any]  # the model's state dict, or nothing
     hooks: Callable[[tuple[int, ...]], Hooks]  # for the outputs of a fit
 
-    def encoded(self, notes: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the tensors and texts of the file."""
+    def encoded(self, notes: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:  # tensors, texts
         encode, trees = Encoder(), []
         for fit in self.fits:
             encode.hooks = self.hooks(fit.outputs)
             trees.append(encode(fit))
         tree = {"options": encode(self.options), "fits": trees, "calibration": encode(self.calibration)}
-        texts = {
-            "band": container.as_json(self.about),
-            "tree": container.as_json(tree),
-            "notes": container.as_json({str(key): str(value) for key, value in notes.items()}),
-        }
-        tensors = encode.tensors
         for name, w in self.weights.items():
             if not isinstance(w, Tensor):
                 raise TypeError(f"{name!r} in the model's state dict is not a tensor but {type(w).__name__}: not saved")
-            tensors[WEIGHTS_PREFIX + name] = w.detach().cpu().contiguous().clone()
-        return tensors, texts
+            encode.tensors[PREFIX + name] = w.detach().cpu().contiguous().clone()
+        texts = {"band": self.about, "tree": tree, "notes": {str(key): str(note) for key, note in notes.items()}}
+        return encode.tensors, {name: container.as_json(value) for name, value in texts.items()}
 
 
 @dataclass(frozen=True)
@@ -72,24 +65,17 @@ class StoredBand:
     tensors: Mapping[str, Tensor]
 
     @classmethod
-    def read(cls, path: Path) -> StoredBand:
-        """Read a file, check it, and decode the options."""
+    def read(cls, path: Path) -> Self:
         tensors, texts = container.read(path, "band")
-        try:
-            tree = json.loads(texts["tree"])
+        with _understanding(path):
+            tree, about = json.loads(texts["tree"]), json.loads(texts["band"])
             options = Decoder(tensors)(tree["options"])
-            about = json.loads(texts["band"])
             return cls(path, about["kind"], about["functions"], about["parameters"], options, tree, tensors)
-        except Exception as error:
-            raise _not_understood(path, error) from error
 
-    def decoded(self, hooks: Hooks) -> tuple[tuple[Any, ...], Any]:
-        """Return the fits and the calibration."""
+    def decoded(self, hooks: Hooks) -> tuple[tuple[Any, ...], Any]:  # fits, calibration
         decode = Decoder(self.tensors, hooks)
-        try:
-            return tuple(decode(fit) for fit in self.tree["fits"]), decode(self.tree["calibration"])
-        except Exception as error:
-            raise _not_understood(self.path, error) from error
+        with _understanding(self.path):
+            return tuple(map(decode, self.tree["fits"])), decode(self.tree["calibration"])
 
 
 def save(
@@ -116,15 +102,10 @@ def save(
 
 
 def size(band: Any, *, weights: bool = False, sample: bool = False) -> int:
-    """Return the bytes that `save` would write.
+    """Return the number of bytes that `save` would write.
 
     Args:
-        band: The estimator.
-        weights: As in `save`.
-        sample: As in `save`.
-
-    Returns:
-        A number of bytes.
+        band, weights, sample: As in `save`.
     """
     return container.size(*band.to_record(weights=weights, sample=sample).encoded({}))
 
@@ -138,77 +119,63 @@ def load(
     batch: Any = None,
     target_transform: Any = None,
 ) -> Any:
-    """Return the estimator that was saved; it predicts the same, bit for bit.
+    """Return the `PredictionIntervals` or `ClassificationIntervals` that was saved; it predicts the same, bit for bit.
 
     Args:
         path: The file.
         model: The model that it was fitted to.
         strict: Whether other weights are an error, which names the first that differs; else a warning.
-        output: The function that it was constructed with: functions are not in the file.
-        batch: Likewise.
+        output, batch: The functions that it was constructed with: these are not in the file.
         target_transform: The scaler that it was constructed with; a pair (mean, std) is in the file.
-
-    Returns:
-        A fitted `PredictionIntervals` or `ClassificationIntervals`.
 
     Raises:
         ArtefactError: If the file is damaged or does not belong to the model.
     """
     stored = StoredBand.read(Path(path))
-    given = {"output": output, "batch": batch, "target_transform": target_transform}
-    needed = stored.functions
+    given, needed = {"output": output, "batch": batch, "target_transform": target_transform}, stored.functions
     for name, value in given.items():
         if name in needed and value is None:
-            raise ArtefactError(
-                f"{path} was fitted with {name}={needed[name]}, which no file holds: give {name}= again"
-            )
+            function = f"{name}={needed[name]}, which no file holds"
+            raise ArtefactError(f"{path} was fitted with {function}: give {name}= again")
         if name not in needed and value is not None:
             raise ArtefactError(f"{path} was fitted without {name}: leave it out")
-    estimator = ESTIMATORS.get(stored.kind)
-    if estimator is None:
-        raise _not_understood(path, KeyError(stored.kind))
+    with _understanding(stored.path):
+        estimator = ESTIMATORS[stored.kind]
     return estimator.from_stored(stored, model, strict, {name: given[name] for name in needed})
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
-    """Return what a file says about the estimator in it, without a model.
+    """Return what a file says about the estimator in it, as a dictionary of plain values; no model is needed.
 
     Args:
         path: The file.
-
-    Returns:
-        A dictionary of plain values.
     """
     _, texts = container.read(Path(path), "band")
-    return {
-        "format": int(texts["format"]),
-        "deltaband": texts["deltaband"],
-        "torch": texts["torch"],
-        "bytes": Path(path).stat().st_size,
-        **json.loads(texts["band"]),
-        "notes": json.loads(texts["notes"]),
-    }
+    versions = {"format": int(texts["format"]), "deltaband": texts["deltaband"], "torch": texts["torch"]}
+    about, notes = json.loads(texts["band"]), json.loads(texts["notes"])
+    return {**versions, "bytes": Path(path).stat().st_size, **about, "notes": notes}
 
 
 def weights(path: str | Path) -> dict[str, Tensor]:
-    """Return the model's weights, if they are in the file.
+    """Return the model's state dict, if the file holds it.
 
     Args:
         path: The file.
-
-    Returns:
-        A state dict.
 
     Raises:
         ArtefactError: If the file was saved without weights.
     """
     tensors, _ = container.read(Path(path), "band")
-    prefix = WEIGHTS_PREFIX
-    found = {name.removeprefix(prefix): w.clone() for name, w in tensors.items() if name.startswith(prefix)}
+    found = {name.removeprefix(PREFIX): w.clone() for name, w in tensors.items() if name.startswith(PREFIX)}
     if not found:
         raise ArtefactError(f"{path} holds no weights: it was saved without weights=True")
     return found
 
 
-def _not_understood(path: str | Path, error: Exception) -> ArtefactError:
-    return ArtefactError(f"{path} is not a band that this version understands: {error}")
+@contextmanager
+def _understanding(path: Path) -> Iterator[None]:
+    """Turn any error in the block, which reads the content of a file, into an ArtefactError."""
+    try:
+        yield
+    except Exception as error:
+        raise ArtefactError(f"{path} is not a band that this version understands: {error}") from error

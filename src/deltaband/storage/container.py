@@ -1,7 +1,5 @@
 """Tensors and texts in one safetensors file, with a digest over both that is checked on reading."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -10,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,14 +18,11 @@ from .atomic import atomic
 FORMAT = 2
 FIRST_BYTES = b'{"__metadata__"'  # of the header, after its length
 
+Tensors = dict[str, Tensor]
+
 
 def write(
-    path: Path,
-    tensors: dict[str, Tensor],
-    texts: Mapping[str, str],
-    *,
-    overwrite: bool = True,
-    previous: Path | None = None,
+    path: Path, tensors: Tensors, texts: Mapping[str, str], *, overwrite: bool = True, previous: Path | None = None
 ) -> None:
     """Write a file, or raise an OSError and change nothing; an existing file is moved to `previous` if given."""
     from safetensors import SafetensorError
@@ -47,40 +41,31 @@ def write(
             path.replace(previous)
 
 
-def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(path: Path, kind: str) -> tuple[Tensors, dict[str, str]]:
     """Return the tensors and texts of a file of one kind, which has a text of that name: "band" or "checkpoint"."""
     from safetensors import SafetensorError, safe_open
 
-    with path.open("rb"):  # raises a clear error if there is no such file
-        pass
+    with path.open("rb") as plain:  # raises a clear error if there is no such file
+        start = plain.read(8 + len(FIRST_BYTES))
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             if "format" not in metadata or kind not in metadata:
                 raise ArtefactError(f"{path} is a safetensors file, but not a {kind} of deltaband")
-            if int(metadata["format"]) < FORMAT:
-                raise ArtefactError(f"{path} was written by a version before the first release: fit again")
-            if int(metadata["format"]) > FORMAT:
-                raise ArtefactError(
-                    f"{path} was written by deltaband {metadata.get('deltaband')} in format {metadata['format']}, and "
-                    f"this version, {__version__}, reads format {FORMAT}: update deltaband"
-                )
+            if (written := int(metadata["format"])) != FORMAT:
+                writer = f"deltaband {metadata.get('deltaband')} in format {written}"
+                advice = f"reads format {FORMAT}: " + ("update deltaband" if written > FORMAT else "fit again")
+                raise ArtefactError(f"{path} was written by {writer}, and this version, {__version__}, {advice}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if metadata.pop("digest", None) != digest(tensors, metadata):
             raise DamagedArtefactError(f"{path} is damaged: its content does not match its digest")
     except ArtefactError:
         raise
     except (SafetensorError, ValueError, OverflowError, RuntimeError, TypeError) as error:
-        kind_of_error = DamagedArtefactError if _starts_as_ours(path) else ArtefactError
-        raise kind_of_error(f"{path} is not a {kind} of deltaband, or it is damaged: {error}") from error
+        ours = not start or (len(start) > 8 and FIRST_BYTES.startswith(start[8:]))  # as far as it goes
+        problem = f"{path} is not a {kind} of deltaband, or it is damaged: {error}"
+        raise DamagedArtefactError(problem) if ours else ArtefactError(problem) from error
     return tensors, metadata
-
-
-def _starts_as_ours(path: Path) -> bool:
-    """Return whether a file is empty or starts like one that `write` has written."""
-    with path.open("rb") as file:
-        start = file.read(8 + len(FIRST_BYTES))
-    return not start or (len(start) > 8 and FIRST_BYTES.startswith(start[8:]))
 
 
 def size(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> int:
@@ -101,8 +86,4 @@ def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
 
 def as_json(value: Any) -> str:
     """Return a value as JSON; arrays as lists, and what JSON does not know as text."""
-    return json.dumps(value, ensure_ascii=False, default=_jsonable)
-
-
-def _jsonable(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
+    return json.dumps(value, ensure_ascii=False, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
