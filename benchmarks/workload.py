@@ -12,7 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from deltaband import PredictionIntervals
 from deltaband.engines import Engine, importance
-from deltaband.engines.directions import ZERO
+from deltaband.engines.directions import RELATIVE_ZERO
 from deltaband.network.network import Network
 
 from .problem import perceptron
@@ -98,7 +98,7 @@ class ThinSketch:
 
     def _shrink(self) -> None:
         _, d, V = torch.linalg.svd(self.buffer, full_matrices=False)
-        r = int((d > ZERO * d[0]).sum())
+        r = int((d > RELATIVE_ZERO * d[0]).sum())
         if r < self.k:
             scaled = d[:r, None] * V[:r]
         else:

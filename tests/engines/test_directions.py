@@ -17,7 +17,7 @@ from deltaband import (
     RobustFrequentDirections,
 )
 from deltaband.engines import Known, importance, magnitude
-from deltaband.engines.power_law_tail import PowerLawTail, power_law
+from deltaband.engines.sketched import PowerLawTail, power_law
 from tests.support.networks import batch, mlp, regression
 
 ENGINES = {

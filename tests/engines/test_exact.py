@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 import tests.reference as reference
 from deltaband import DeltabandWarning, Exact
 from deltaband.engines import Known
-from deltaband.engines.exact import DualCovariance, PrimalCovariance
 from deltaband.engines.gram import DampedGram
 from tests.support.networks import batch
 
@@ -87,8 +86,8 @@ def test_primal_and_dual_agree_on_the_same_rows(name):
     J = reference.matrix(name, 20, 30)
     g = batch(reference.probes(J))
     dual, primal = fit(J, 0.2, n_rows=20), fit(J, 0.2, n_rows=1000)
-    assert isinstance(dual, DualCovariance)
-    assert isinstance(primal, PrimalCovariance)
+    assert "dual form" in dual.describe()
+    assert "primal form" in primal.describe()
     np.testing.assert_allclose(dual.variance(g), primal.variance(g), rtol=1e-7, atol=1e-12)
     np.testing.assert_allclose(dual.leverage(g), primal.leverage(g), rtol=1e-9)
     assert dual.effective_parameters == pytest.approx(primal.effective_parameters, abs=1e-9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,9 +13,8 @@ from torch import Tensor
 from ..errors import SingularMatrixError, warn
 from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
 from . import gram as grams
-from .base import Accumulator, Covariance, Engine, Known, Total, concatenated, reduced, register, shared
-from .cost import Cost, Problem, free_memory, square_bytes
-from .gram import DampedGram
+from .base import Accumulator, Covariance, Engine, Total, concatenated, not_regular, reduced, register, shared
+from .cost import Cost, Known, Problem, free_memory, square_bytes
 from .spectral import SpectralCovariance
 
 LARGEST_ROUNDING = 1e-2  # the part of 1 + q, the squared width of an interval, that may be rounding
@@ -81,46 +80,45 @@ class ExactRows(Accumulator):
         return True
 
     def finalise(self, damping: float | None) -> Covariance:
-        n_rows, gram, kept = self.n_rows, self.gram, self.kept
+        n_rows, matrix, kept, J = self.n_rows, self.gram, self.kept, None
         if n_rows == 0:
             raise ValueError("no rows were given")
         self.clear()
-        if gram is not None:
-            if damping is None:
-                return EigenbasisCovariance.of(gram, None)
-            return PrimalCovariance(damping, _factorised(gram, damping))
-        J = GradientBatch.concatenate(kept)
-        if damping == 0.0:
-            raise ValueError(
-                f"damping 0 needs a regular JᵀJ, but {n_rows} rows cannot determine {J.n_parameters} parameters: "
-                "give a positive damping or weight_decay"
-            )
-        kernel = _kernel(J)
+        if matrix is None:
+            J = GradientBatch.concatenate(kept)
+            if damping == 0.0:
+                raise not_regular(f"{n_rows} rows cannot determine {J.n_parameters} parameters")
+            matrix = _kernel(J)
         if damping is None:
-            return EigenbasisCovariance.of(kernel, None, J)
-        return DualCovariance(damping, _factorised(kernel, damping), J)
+            return EigenbasisCovariance.of(matrix, None, J)
+        try:
+            A = grams.DampedGram.factorised(matrix, damping)
+        except SingularMatrixError as error:
+            what = f"JᵀJ + λI is singular to working precision with damping λ = {damping:.3g} ({error})"
+            raise ValueError(f"{what}: give a larger damping or weight_decay") from error
+        return ExactCovariance(damping, A, J)
 
     def _fold(self) -> None:
         for batch in self.kept:
             if self.gram is None:
                 self.gram = grams.empty(batch.n_parameters)
             for block in batch.row_blocks():
-                grams.add_gram(self.gram, self._in_float64(block))
+                # in memory that is used again and again: allocating it anew each time adds up
+                if self.scratch is None or self.scratch.shape[0] < len(block):
+                    self.scratch = torch.empty(block.shape, dtype=torch.float64, device="cpu")
+                grams.add_gram(self.gram, self.scratch[: len(block)].copy_(block).numpy())
         self.kept = []
-
-    def _in_float64(self, block: Tensor) -> np.ndarray:
-        """Return the block in memory that is used again and again: allocating it anew each time adds up."""
-        if self.scratch is None or self.scratch.shape[0] < len(block):
-            self.scratch = torch.empty(block.shape, dtype=torch.float64, device="cpu")
-        return self.scratch[: len(block)].copy_(block).numpy()
 
 
 @dataclass(frozen=True, eq=False)
-class FactorisedCovariance(Covariance):
-    """A Cholesky factor of JᵀJ + λI or, with J, of K + λI, for one λ."""
+class ExactCovariance(Covariance):
+    """A Cholesky factor for one λ, of A = JᵀJ + λI, where u = A⁻¹g, or with J of A = K + λI, where k = Jg and c = A⁻¹k:
+
+    q = g·u − λ u·u,  h = g·u,  p* = p − ‖λA⁻¹‖²_F,    or    q = c·c,  h = (g·g − k·c)/λ,  p* = n − ‖λA⁻¹‖²_F.
+    """
 
     damping: float
-    A: DampedGram
+    A: grams.DampedGram
     J: GradientBatch | None = None
 
     @property
@@ -131,6 +129,28 @@ class FactorisedCovariance(Covariance):
     def effective_parameters(self) -> float:
         return self.A.effective_size
 
+    def variance(self, g: GradientBatch) -> np.ndarray:
+        z = self._half_solved(g)
+        solved = _squared_norms(self.A.half_solve(z, transposed=True))
+        if self.J is not None:
+            return solved
+        h = _squared_norms(z)
+        q = np.maximum(h - self.damping * solved, 0.0)
+        if self.damping > 0 and (self.A.rounding * h > LARGEST_ROUNDING * (1 + q)).any():
+            what = f"damping λ = {self.damping:.3g} is so small against JᵀJ that rounding shows in the variance of some"
+            warn(f"{what} rows: give a larger damping or weight_decay")
+        return q
+
+    def leverage(self, g: GradientBatch) -> np.ndarray:
+        h = _squared_norms(self._half_solved(g))
+        return h if self.J is None else np.maximum(g.squared_norms - h, 0.0) / self.damping
+
+    def _half_solved(self, g: GradientBatch) -> np.ndarray:
+        return self.A.half_solve(_columns(g) if self.J is None else g.inner(self.J).T)
+
+    def gram(self) -> np.ndarray:
+        return self.A.gram()
+
     def eigendecomposed(self) -> SpectralCovariance:
         m, free = len(self.A.matrix), free_memory()
         needed = square_bytes(m, damped=False)
@@ -139,48 +159,10 @@ class FactorisedCovariance(Covariance):
                 f"eigenvectors of a {m:,} × {m:,} matrix take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
                 "calibrate with tune=False, which needs none, or fit with a smaller engine"
             )
-        return EigenbasisCovariance.of(self.A.gram(), self.damping, self.J)
-
-
-@dataclass(frozen=True, eq=False)
-class PrimalCovariance(FactorisedCovariance):
-    """With u = A⁻¹g: q = g·u − λ u·u, h = g·u, p* = p − ‖λA⁻¹‖²_F."""
-
-    def variance(self, g: GradientBatch) -> np.ndarray:
-        z = self.A.half_solve(_columns(g))
-        h = _squared_norms(z)
-        q = np.maximum(h - self.damping * _squared_norms(self.A.solve_half_solved(z)), 0.0)
-        if self.damping > 0 and (self.A.rounding * h > LARGEST_ROUNDING * (1 + q)).any():
-            warn(
-                f"damping λ = {self.damping:.3g} is so small against JᵀJ that rounding shows in the variance of some "
-                "rows: give a larger damping or weight_decay"
-            )
-        return q
-
-    def leverage(self, g: GradientBatch) -> np.ndarray:
-        return _squared_norms(self.A.half_solve(_columns(g)))
+        return EigenbasisCovariance.of(self.gram(), self.damping, self.J)
 
     def describe(self) -> str:
-        return f"exact, primal form {_shape(self.A.matrix)}"
-
-
-@dataclass(frozen=True, eq=False)
-class DualCovariance(FactorisedCovariance):
-    """With k = Jg and c = (K + λI)⁻¹k: q = c·c, h = (g·g − k·c)/λ, p* = n − ‖λ(K + λI)⁻¹‖²_F."""
-
-    def variance(self, g: GradientBatch) -> np.ndarray:
-        return _squared_norms(self.A.solve_half_solved(self._half_solved(g)))
-
-    def leverage(self, g: GradientBatch) -> np.ndarray:
-        explained = _squared_norms(self._half_solved(g))  # k·c
-        return np.maximum(g.squared_norms - explained, 0.0) / self.damping
-
-    def describe(self) -> str:
-        return f"exact, dual form {_shape(self.A.matrix)}"
-
-    def _half_solved(self, g: GradientBatch) -> np.ndarray:
-        assert self.J is not None
-        return self.A.half_solve(g.inner(self.J).T)
+        return f"exact, {'primal' if self.J is None else 'dual'} form {_shape(self.A.matrix)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +186,7 @@ class EigenbasisCovariance(SpectralCovariance):
     def gram(self) -> np.ndarray:
         """Return JᵀJ to the last digits, in the upper triangle."""
         M = grams.empty(len(self.W))
-        grams.add_outer_gram(M, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)))
+        grams.add_gram(M, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)), outer=True)
         return M
 
     def squared_projections(self, g: GradientBatch) -> np.ndarray:
@@ -216,14 +198,8 @@ class EigenbasisCovariance(SpectralCovariance):
 
 def accumulated_fields(covariance: Covariance) -> dict[str, Any]:
     """Return the fields of `ExactRows` that ended in this covariance."""
-    assert isinstance(covariance, FactorisedCovariance | EigenbasisCovariance)
-    if covariance.J is not None:
-        return {"kept": [covariance.J]}
-    return {"gram": covariance.gram() if isinstance(covariance, EigenbasisCovariance) else covariance.A.gram()}
-
-
-def _shape(matrix: np.ndarray) -> str:
-    return f"({len(matrix):,} × {len(matrix):,})"
+    assert isinstance(covariance, ExactCovariance | EigenbasisCovariance)
+    return {"gram": covariance.gram()} if covariance.J is None else {"kept": [covariance.J]}
 
 
 def _kernel(J: GradientBatch) -> np.ndarray:
@@ -231,35 +207,24 @@ def _kernel(J: GradientBatch) -> np.ndarray:
     K = grams.empty(len(J))
     if J.has_rows:
         for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
-            grams.add_outer_gram(K, columns)
+            grams.add_gram(K, columns, outer=True)
         return K
+    starts, rows = [0], 0  # the first of the blocks that are in memory at once
+    for i, block in enumerate(J.blocks):
+        if i > starts[-1] and rows + len(block) > block.rows_in_memory:
+            starts.append(i)
+            rows = 0
+        rows += len(block)
     ends = np.cumsum([0, *map(len, J.blocks)])
-    for first, last in _groups(J):
+    for first, last in itertools.pairwise([*starts, len(J.blocks)]):
         mine = GradientBatch(J.blocks[first:last]).merged()
         for i in range(last):
             K[ends[i] : ends[i + 1], ends[first] : ends[last]] = GradientBatch((J.blocks[i],)).inner(mine)
     return K
 
 
-def _groups(J: GradientBatch) -> Iterator[tuple[int, int]]:
-    """Yield first and last (not included) of the blocks that are in memory at once."""
-    first = rows = 0
-    for i, block in enumerate(J.blocks):
-        if i > first and rows + len(block) > block.rows_in_memory:
-            yield first, i
-            first, rows = i, 0
-        rows += len(block)
-    yield first, len(J.blocks)
-
-
-def _factorised(M: np.ndarray, damping: float) -> DampedGram:
-    try:
-        return DampedGram.factorised(M, damping)
-    except SingularMatrixError as error:
-        raise ValueError(
-            f"JᵀJ + λI is singular to working precision with damping λ = {damping:.3g} ({error}): "
-            "give a larger damping or weight_decay"
-        ) from error
+def _shape(matrix: np.ndarray) -> str:
+    return f"({len(matrix):,} × {len(matrix):,})"
 
 
 def _columns(g: GradientBatch) -> np.ndarray:  # (p, b), column by column in memory

@@ -1,7 +1,4 @@
-"""A damped Gram matrix M + λI and its Cholesky factor in the memory of one square matrix.
-
-SciPy is imported inside the functions: `import deltaband` does without it.
-"""
+"""Gram matrices, and a damped one M + λI with its Cholesky factor in the memory of one square matrix."""
 
 from __future__ import annotations
 
@@ -22,18 +19,11 @@ def empty(m: int) -> np.ndarray:
     return np.zeros((m, m), order="F")
 
 
-def add_gram(M: np.ndarray, X: np.ndarray) -> None:
-    """M += XᵀX, in the upper triangle and in place; X is (b, m), row by row in memory."""
+def add_gram(M: np.ndarray, X: np.ndarray, outer: bool = False) -> None:
+    """M += XᵀX for X (b, m), or XXᵀ if `outer` for X (m, c), in the upper triangle and in place; X row by row."""
     from scipy.linalg import blas
 
-    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, lower=0, overwrite_c=1), M)
-
-
-def add_outer_gram(M: np.ndarray, X: np.ndarray) -> None:
-    """M += XXᵀ, in the upper triangle and in place; X is (m, c), row by row in memory."""
-    from scipy.linalg import blas
-
-    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=1, lower=0, overwrite_c=1), M)
+    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=int(outer), lower=0, overwrite_c=1), M)
 
 
 def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +46,7 @@ def left_singular(B: np.ndarray, relative_zero: float) -> tuple[np.ndarray, np.n
         return np.zeros((0, 0)), np.zeros(0)
     C = empty(len(B))
     for _, columns in float64_columns(B):
-        add_outer_gram(C, columns)
+        add_gram(C, columns, outer=True)
     squared, U = eigh(C)
     r = int((squared > relative_zero**2 * squared[0]).sum())
     return U[:, :r], np.sqrt(squared[:r])
@@ -72,11 +62,8 @@ def float64_columns(B: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
 @storable
 @dataclass(frozen=True, eq=False)
 class DampedGram:
-    """A = M + λI for a positive semi-definite M.
-
-    M stays in the upper triangle, the Cholesky factor L of A = LLᵀ lies in the lower one. Only the diagonal of M needs
-    memory of its own.
-    """
+    """A = M + λI for M ≥ 0: M stays in the upper triangle, the Cholesky factor L of A = LLᵀ lies in the lower one, and
+    only the diagonal of M needs memory of its own."""
 
     damping: float
     matrix: np.ndarray  # (m, m)
@@ -92,17 +79,11 @@ class DampedGram:
         effective_size = len(M) - _damped_inverse_norm_squared(M, damping)
         return cls(damping, M, diagonal, effective_size, _factorise(M, diagonal + damping))
 
-    def half_solve(self, B: np.ndarray) -> np.ndarray:
-        """Return L⁻¹B, whose squared column norms are bᵀA⁻¹b; B is (m, b), column by column in memory."""
+    def half_solve(self, B: np.ndarray, transposed: bool = False) -> np.ndarray:
+        """Return Z = L⁻¹B, whose squared column norms are bᵀA⁻¹b, or L⁻ᵀB, which makes A⁻¹B of Z."""
         from scipy.linalg import blas
 
-        return blas.dtrsm(1.0, self.matrix, B, lower=1)
-
-    def solve_half_solved(self, Z: np.ndarray) -> np.ndarray:
-        """Return A⁻¹B from Z = L⁻¹B."""
-        from scipy.linalg import blas
-
-        return blas.dtrsm(1.0, self.matrix, Z, lower=1, trans_a=1)
+        return blas.dtrsm(1.0, self.matrix, B, lower=1, trans_a=int(transposed))
 
     def gram(self) -> np.ndarray:
         """Return a copy of M, in the upper triangle."""
@@ -141,10 +122,8 @@ def _damped_inverse_norm_squared(L: np.ndarray, damping: float) -> float:
     if info:
         raise SingularMatrixError(f"the factor has a zero at {info}")
     _check_in_place(X, L)
-    total = float(np.square(damping * X.diagonal()).sum())
-    for j in range(len(X)):
-        total += 2 * float(np.square(damping * X[j + 1 :, j]).sum())
-    return total
+    below = sum(float(np.square(damping * X[j + 1 :, j]).sum()) for j in range(len(X)))
+    return float(np.square(damping * X.diagonal()).sum()) + 2 * below
 
 
 def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:

@@ -22,8 +22,8 @@ import torch
 from ..network.gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_seed, is_whole_number
-from .base import Covariance, Engine, Known, Total, reduced, register
-from .cost import Cost, Problem
+from .base import Covariance, Engine, Total, not_regular, reduced, register
+from .cost import Cost, Known, Problem
 from .exact import Exact, ExactRows, accumulated_fields
 from .spectral import SpectralCovariance
 
@@ -39,8 +39,7 @@ FORMING_FLOPS = 250.0
 @register
 @dataclass(frozen=True)
 class RandomProjection(Engine):
-    """h = (Sg)ᵀ(SJᵀJSᵀ + μI)⁻¹Sg, the μ < λ making up for what `dim` dimensions cannot keep apart; q = h + λ ∂h/∂λ and
-    p* follow.
+    """h = (Sg)ᵀ(SJᵀJSᵀ + μI)⁻¹Sg, the μ < λ making up for what `dim` dimensions cannot keep apart; q = h + λ ∂h/∂λ.
 
     It holds 8·dim² bytes, up to twice that where n is below dim or not known beforehand, and three times at the end,
     for any number of parameters: neither S nor the rows of J ever exist as a whole. Equals `Exact()` where dim ≥ p.
@@ -65,16 +64,9 @@ class RandomProjection(Engine):
     def cost(self, problem: Problem) -> Cost:
         if self.dim >= problem.n_parameters:
             return Exact().cost(problem)
-        projected = replace(
-            problem,
-            n_parameters=self.dim,
-            itemsize=8,
-            factor_bytes=8 * self.dim,
-            inner_flops=0.0,
-            damped=False,  # the eigenvectors are needed in any case
-            recomputed=False,
-        )
-        inside = Exact().cost(projected)
+        dim = self.dim  # damped=False: the eigenvectors are needed in any case
+        projected = replace(problem, n_parameters=dim, itemsize=8, factor_bytes=8 * dim, inner_flops=0.0, damped=False)
+        inside = Exact().cost(replace(projected, recomputed=False))
         forming = (problem.n_rows or self.dim) * FORMING_FLOPS * problem.n_parameters
         return Cost(inside.nbytes, forming + inside.flops, wants_rows=False)
 
@@ -120,10 +112,7 @@ class ProjectedRows(ExactRows):
         if S is None:
             return super().finalise(damping)
         if damping == 0.0:  # what S leaves out cannot be told from what J does not determine
-            raise ValueError(
-                f"damping 0 needs a regular JᵀJ, but the projection holds {S.dim} of {S.n_parameters} directions: "
-                "give a positive damping or weight_decay"
-            )
+            raise not_regular(f"the projection holds {S.dim} of {S.n_parameters} directions")
         exact = super().finalise(None).eigendecomposed()
         return ProjectedCovariance(damping, exact.eigenvalues, S, exact, full_rank)
 
@@ -148,25 +137,20 @@ class Projection:
 
     def __call__(self, g: GradientBatch) -> GradientBatch:
         """Return gSᵀ, row by row."""  # (b, p) -> (b, r)
-        projected = np.empty((len(g), self.dim))
-        width = min(COLUMNS_AT_ONCE, self.n_parameters)
-        end = 0
-        for batch in g.split(max(1, CHUNK_BYTES // (8 * max(width, self.dim)))):
-            start, end = end, end + len(batch)
-            projected[start:end] = self._project(batch, width).T
-        return GradientBatch.of(torch.from_numpy(projected))
-
-    def _project(self, g: GradientBatch, width: int) -> np.ndarray:  # (r, b)
         from scipy.sparse import csc_array
 
-        projected = np.zeros((self.dim, len(g)))
-        start = 0
-        for columns in g.columns(width):
-            at, values = self.entries(start, columns.shape[1])
-            ends = at.shape[1] * np.arange(len(at) + 1, dtype=np.int32)
-            projected += csc_array((values.ravel(), at.ravel(), ends), shape=(self.dim, len(at))) @ columns.T
-            start += len(at)
-        return projected
+        projected, end = np.empty((len(g), self.dim)), 0
+        width = min(COLUMNS_AT_ONCE, self.n_parameters)
+        for batch in g.split(max(1, CHUNK_BYTES // (8 * max(width, self.dim)))):
+            start, end = end, end + len(batch)
+            total, column = np.zeros((self.dim, len(batch))), 0
+            for columns in batch.columns(width):
+                at, values = self.entries(column, columns.shape[1])
+                ends = at.shape[1] * np.arange(len(at) + 1, dtype=np.int32)
+                total += csc_array((values.ravel(), at.ravel(), ends), shape=(self.dim, len(at))) @ columns.T
+                column += len(at)
+            projected[start:end] = total.T
+        return GradientBatch.of(torch.from_numpy(projected))
 
     def entries(self, start: int, width: int) -> tuple[np.ndarray, np.ndarray]:  # (width, 4) twice
         """Return where the entries of some columns are, and what they are.
@@ -191,17 +175,16 @@ class ProjectedCovariance(SpectralCovariance):
 
     @property
     def effective_parameters(self) -> float:
-        return float(min(self._equivalent(self.chosen_damping).effective_parameters, self.full_rank))
+        return float(min(self._equivalent().effective_parameters, self.full_rank))
 
     @property
     def resolves_damping(self) -> bool:
-        return self._equivalent(self.chosen_damping).reached
+        return self._equivalent().reached
 
     @property
     def missed_parameters(self) -> float:
         """About the standard error of p* over seeds; all that there could be where λ is not resolved."""
-        room = self.full_rank - self.effective_parameters
-        equivalent = self._equivalent(self.chosen_damping)
+        room, equivalent = self.full_rank - self.effective_parameters, self._equivalent()
         return min(equivalent.standard_error, room) if equivalent.reached else room
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
@@ -209,13 +192,13 @@ class ProjectedCovariance(SpectralCovariance):
         return np.maximum(self._weighed(g, np.stack(weights, axis=1)), 0.0)  # a difference, noise where q is nothing
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
-        return self._weighed(g, self._equivalent(self.chosen_damping).y)
+        return self._weighed(g, self._equivalent().y)
 
     def describe(self) -> str:
         return f"random projection of {self.S.n_parameters:,} to {self.S.dim:,} dimensions"
 
-    def _equivalent(self, damping: float) -> Equivalent:
-        return Equivalent.of(self.eigenvalues, self.S.dim, damping)
+    def _equivalent(self, damping: float | None = None) -> Equivalent:
+        return Equivalent.of(self.eigenvalues, self.S.dim, self.chosen_damping if damping is None else damping)
 
     def _weighed(self, g: GradientBatch, weights: np.ndarray) -> np.ndarray:  # (b,) or (b, ·)
         return np.concatenate([self.squared_projections(batch) @ weights for batch in self.S.batches(g)])

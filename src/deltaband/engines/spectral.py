@@ -20,16 +20,14 @@ class Spectrum(NamedTuple):
 
 
 class Tail(Protocol):
-    """An estimate of what directions that are not held add, beside the eigenvalues e of those that are."""
+    """What directions that are not held add: q and h of a new row over its ρ = g·g − Σ (vⱼ·g)², and to p*.
 
-    def variance(self, e: np.ndarray, damping: Any) -> Any:
-        """Return q of a new row over its ρ = g·g − Σ (vⱼ·g)²."""
+    It is estimated beside the eigenvalues e of those that are held.
+    """
 
-    def leverage(self, e: np.ndarray, damping: Any) -> Any:
-        """Return h of a new row over its ρ."""
-
-    def parameters(self, e: np.ndarray, damping: float) -> float:
-        """Return what is to be added to p*."""
+    def variance(self, e: np.ndarray, damping: Any) -> Any: ...
+    def leverage(self, e: np.ndarray, damping: Any) -> Any: ...
+    def parameters(self, e: np.ndarray, damping: float) -> float: ...
 
 
 @dataclass(frozen=True, eq=False)
