@@ -1,4 +1,4 @@
-"""What is known of a fit beforehand: the sizes of a problem, an engine's memory and time for it, and the free memory."""
+"""What is known of a fit beforehand: the sizes of a problem, an engine's cost, and how much memory there is."""
 
 from __future__ import annotations
 
