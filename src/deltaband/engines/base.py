@@ -11,7 +11,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -179,15 +179,12 @@ class Accumulator(ABC):
         self.check_mergeable(other)
         for each in self._declared("sum", "max", "concatenate"):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            larger = each.metadata["combine"] == "max"
-            if theirs is None:
-                continue
-            if mine is None:
-                mine = _copied(theirs)
-            elif isinstance(mine, np.ndarray):  # in place: it may be most of the memory
-                (np.maximum if larger else np.add)(mine, theirs, out=mine)
+            if mine is None or theirs is None:
+                mine = _copied(theirs) if mine is None else mine
+            elif each.metadata["combine"] == "max":
+                mine = np.maximum(mine, theirs) if isinstance(mine, np.ndarray) else max(mine, theirs)
             else:
-                mine = max(mine, theirs) if larger else mine + theirs
+                mine += theirs  # an array in place: it may be most of the memory
             setattr(self, each.name, mine)
 
     def new_like(self) -> Self:
@@ -196,9 +193,7 @@ class Accumulator(ABC):
 
     def clear(self) -> None:
         """Forget all rows; what is shared stays."""
-        for each in fields(self)[1:]:
-            if each.metadata.get("combine") != "shared":
-                setattr(self, each.name, each.default if each.default is not MISSING else [])
+        vars(self).update(vars(self.new_like()))
 
     def state(self) -> dict[str, Any]:
         """Return what `Engine.from_state` needs, as values that a file can hold."""

@@ -23,7 +23,7 @@ from ..validation import check_choice, check_memory, check_positive_int
 from . import gram as grams
 from .base import Accumulator, Engine, not_regular, private, reduced, register, shared
 from .cost import Cost, Known, Problem
-from .sketched import PowerLawTail, SketchedCovariance, power_law
+from .spectral import PowerLawTail, SketchedCovariance, power_law
 
 Score = Callable[[np.ndarray, float], np.ndarray]
 
@@ -237,13 +237,13 @@ class DirectionsSketch(Accumulator):
             eigenvalues=d**2 + (shift if added is None else added),
             directions=torch.from_numpy(directions),
             squared=d**2,
-            shift=shift,
+            floor=shift if added is None else 0.0,
             name=f"{type(engine).__name__}, rank {min(self.k, full):,} ({len(d):,} directions held){named_tail}",
             energy=self.energy,
             lost=self.lost,
             full_rank=full,
             added=added,
-            tail=tail,
+            added_tail=tail,
             accumulated=self.numbers(),
         )
         self.clear()

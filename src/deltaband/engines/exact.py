@@ -120,10 +120,7 @@ class ExactCovariance(Covariance):
     damping: float
     A: grams.DampedGram
     J: GradientBatch | None = None
-
-    @property
-    def error_bound(self) -> float:
-        return 0.0
+    error_bound = 0.0
 
     @property
     def effective_parameters(self) -> float:
@@ -171,6 +168,7 @@ class EigenbasisCovariance(SpectralCovariance):
 
     W: np.ndarray  # (p, r), with J (n, r)
     J: GradientBatch | None = None
+    error_bound = 0.0
 
     @classmethod
     def of(cls, M: np.ndarray, damping: float | None, J: GradientBatch | None = None) -> EigenbasisCovariance:
@@ -178,10 +176,6 @@ class EigenbasisCovariance(SpectralCovariance):
         e, V = grams.eigh(M)
         r = int((e > len(e) * np.finfo(np.float64).eps * e[0]).sum())  # the rest is rounding
         return cls(damping, e[:r], V[:, :r] if J is None else V[:, :r] / np.sqrt(e[:r]), J)
-
-    @property
-    def error_bound(self) -> float:
-        return 0.0
 
     def gram(self) -> np.ndarray:
         """Return JᵀJ to the last digits, in the upper triangle."""

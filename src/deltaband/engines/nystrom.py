@@ -196,12 +196,12 @@ class NystromSums(Accumulator):
             unseen, n_outside = rounding, n
         # Rows within the span, the landmarks first of all, are zero in E.
         tail = ResidualSpectrum(unseen, squares, self.pairs * max(n - m, 0) ** 2, n, rank=min(n_outside, p - r))
-        adds_tail = self.engine.tail == "estimate" and unseen > 0
+        added = tail if self.engine.tail == "estimate" and unseen > 0 else None
         seen, numbers = 1 - unseen / self.energy if unseen else 1.0, self.numbers()
         e, Q = grams.eigh(self.gram)
         self.clear()
         rotated = Basis(basis.landmarks, basis.T @ Q)
-        return NystromCovariance(damping, e, rotated, tail, adds_tail, seen, accumulated=numbers)
+        return NystromCovariance(damping, e, rotated, tail, seen, added_tail=added, accumulated=numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,17 +210,12 @@ class NystromCovariance(SpectralCovariance):
 
     basis: Basis  # VQ
     tail: ResidualSpectrum
-    adds_tail: bool  # whether an estimate of the tail's part is added
     seen: float  # the part of ‖J‖² in the span
 
     @property
     def error_bound(self) -> float:
         R = self.tail.energy  # JᵀJ − VBVᵀ = [0 X; Xᵀ J⊥ᵀJ⊥], ‖X‖ ≤ ‖JV‖‖J⊥‖
         return (R + math.sqrt(R * (R + 4 * float(self.eigenvalues.max(initial=0.0))))) / 2
-
-    @property
-    def added_tail(self) -> ResidualSpectrum | None:
-        return self.tail if self.adds_tail else None
 
     @property
     def missed_parameters(self) -> float:
@@ -255,16 +250,15 @@ class ResidualSpectrum:
     rank: int = 0  # at most
 
     def variance(self, e: np.ndarray, damping: Any) -> Any:
-        nu = self._freedom(e, damping)
-        return nu / damping * spread(2 * nu * self._mean(self.pairs) / damping)[1]
+        nu, _, second = self._spread(e, damping, self.pairs)
+        return nu / damping * second
 
     def leverage(self, e: np.ndarray, damping: Any) -> Any:
-        return spread(2 * self._freedom(e, damping) * self._mean(self.pairs) / damping)[0] / damping
+        return self._spread(e, damping, self.pairs)[1] / damping
 
     def parameters(self, e: np.ndarray, damping: float) -> float:
-        nu = self._freedom(e, damping)
+        nu, first, second = self._spread(e, damping, self.squares + self.pairs)
         nu2 = 1 - effective(e, damping).sum() / self.n_rows  # tr N²/n
-        first, second = spread(2 * nu * self._mean(self.squares + self.pairs) / damping)
         estimate = float(nu * self.energy / damping * (2 * nu2 * first - nu**2 * second))
         return min(estimate, self.parameters_at_most(damping))
 
@@ -276,16 +270,12 @@ class ResidualSpectrum:
         """
         return self.rank * float(effective(self.energy / max(self.rank, 1), damping))
 
-    def _mean(self, squares: float) -> float:
-        """Return tr E²/tr E, the mean eigenvalue over the energy; at most tr E, whatever the estimate says.
-
-        A new row forms a pair with every row and is not one of them: for it the pairs alone count.
-        """
-        return min(squares / self.energy, self.energy) if self.energy else 0.0
-
-    def _freedom(self, e: np.ndarray, damping: Any) -> Any:
-        """Return ν."""
-        return 1 - (e / (e + np.expand_dims(damping, -1))).sum(axis=-1) / self.n_rows
+    def _spread(self, e: np.ndarray, damping: Any, squares: float) -> tuple[Any, Any, Any]:
+        """Return ν and the spread, where `squares` are tr E²; a new row is in no E²ᵢᵢ: for it the pairs alone count."""
+        nu = 1 - (e / (e + np.expand_dims(damping, -1))).sum(axis=-1) / self.n_rows
+        # tr E²/tr E, the mean eigenvalue over the energy; at most tr E, whatever the estimate says
+        mean = min(squares / self.energy, self.energy) if self.energy else 0.0
+        return nu, *spread(2 * nu * mean / damping)
 
 
 def spread(x: Any) -> tuple[Any, Any]:

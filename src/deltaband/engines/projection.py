@@ -95,17 +95,14 @@ class ProjectedRows(ExactRows):
             super().update(batch)
 
     def check_mergeable(self, other: ProjectedRows) -> None:
-        if self.engine != other.engine:
-            raise ValueError(f"different projections cannot be merged: {self.engine!r} and {other.engine!r}")
+        super().check_mergeable(other)
         p = {self.n_parameters, other.n_parameters} - {0}
         if len(p) > 1:
             raise ValueError(f"projections of different numbers of parameters cannot be merged: {min(p)} and {max(p)}")
 
     def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
-        if not super().all_reduce(total, n_rows, min(self.engine.dim, n_parameters)):
-            return False
         self.n_parameters = n_parameters
-        return True
+        return super().all_reduce(total, n_rows, min(self.engine.dim, n_parameters))
 
     def finalise(self, damping: float | None) -> Covariance:
         S, full_rank = self._projection(), min(self.n_rows, self.n_parameters)
