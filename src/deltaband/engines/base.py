@@ -1,7 +1,6 @@
 """What an engine is: settings, an accumulator that takes in gradients, and the covariance value that it ends in.
 
-An author writes the settings (`Engine`: `cost` and `start`), the accumulator (`Accumulator`: `update` and `finalise`)
-and a covariance. Merging, saving, adding up over processes and resuming follow from the fields of the accumulator.
+Merging, saving, adding up over processes and resuming follow from the fields of the accumulator.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _ENGINES: dict[str, type[Engine]] = {}
 class Engine(ABC):
     """The settings of a way to a covariance: a frozen dataclass that `register` makes known.
 
-    Fields with default values are the settings; check them in `__post_init__`. Write `cost` and `start`.
+    Its fields have defaults; check them in `__post_init__`. Write `cost` and `start`.
     """
 
     needs_damping: ClassVar[bool] = False  # whether λ must be known before the first row
@@ -72,19 +71,16 @@ class Engine(ABC):
         return self
 
     def resume(self, covariance: Any, n_rows: int, n_parameters: int) -> Accumulator:
-        """Return an accumulator that has seen the n rows that ended in this covariance.
-
-        By default from the copy that `Accumulator.finish` keeps; computing the sums back instead saves that memory.
-        """
+        """Return an accumulator that has seen the n rows that ended in this covariance: by default from the copy that
+        `Accumulator.finish` keeps; computing the sums back instead saves that memory."""
         if covariance.accumulated is None:
             raise ValueError(f"{self!r} cannot resume from a covariance that was not made by Accumulator.finish")
         return self.from_state(_copied(covariance.accumulated))
 
     def from_state(self, state: dict[str, Any]) -> Accumulator:
         """Return the accumulator whose `state` this is."""
-        values = dict(state)
-        made: Accumulator = encoding.registered(values.pop("accumulator"))(self, **values)
-        return made
+        values = {name: value for name, value in state.items() if name != "accumulator"}
+        return encoding.registered(state["accumulator"])(self, **values)
 
     def __repr__(self) -> str:
         """The first setting, and those after it that are not the default."""
@@ -141,8 +137,7 @@ def private(default: Any = None) -> Any:
 @dataclass
 class Accumulator(ABC):
     """Rows so far. Fields made by `reduced`, `shared`, `concatenated` or `private` are saved and merged as these say;
-    others are working memory. All have defaults: an accumulator without rows is `cls(engine)`.
-    """
+    others are working memory. All have defaults: an accumulator without rows is `cls(engine)`."""
 
     engine: Engine
 
@@ -204,15 +199,15 @@ class Accumulator(ABC):
         return {name: value for name, value in self.state().items() if isinstance(value, int | float)}
 
     def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
-        """Take in all n rows that accumulators in several processes have seen, where these are sums.
+        """Take in the rows that accumulators in several processes have seen together, where these are sums.
 
         Args:
             total: Returns the sum of an array over all processes; all of them call it with arrays of the same shape.
-            n_rows: How many rows they have seen together.
+            n_rows: How many rows there are in all, each of `n_parameters` numbers.
             n_parameters: The length of a row.
 
         Returns:
-            Whether that was possible; otherwise nothing has changed, and they have to be merged one by one.
+            Whether that was possible; otherwise they have to be merged one by one.
         """
         if self._declared("max", "concatenate", "private"):
             return False
@@ -222,12 +217,11 @@ class Accumulator(ABC):
     def reduce_sums(self, total: Total) -> None:
         """Replace every sum by its total over all processes."""
         for each in self._declared("sum"):
-            value: Any = getattr(self, each.name)
+            value = getattr(self, each.name)
             if isinstance(each.default, int | float):
-                value = type(each.default)(total(np.array([value], dtype=np.float64))[0])
+                setattr(self, each.name, type(each.default)(total(np.array([value], dtype=np.float64))[0]))
             else:
-                value = _total(value, total, each.metadata["upper_triangle"])
-            setattr(self, each.name, value)
+                setattr(self, each.name, _total(value, total, each.metadata["upper_triangle"]))
 
     def sized_engine(self, size: int) -> Engine:
         """Return the settings with the size that was in fact taken, and at most `size`."""

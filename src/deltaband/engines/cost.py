@@ -14,24 +14,20 @@ from ..storage.encoding import storable
 
 
 class Cost(NamedTuple):
-    """What an engine takes for a problem: `nbytes` at its peak, without the chunk of rows in progress, `flops` without
-    the gradients, and whether it asks for whole rows (`wants_rows`) or for inner products alone."""
+    """What an engine takes for a problem."""
 
-    nbytes: float
-    flops: float
-    wants_rows: bool = True
+    nbytes: float  # at its peak, without the chunk of rows in progress
+    flops: float  # without the gradients
+    wants_rows: bool = True  # whether it asks for whole rows, or for inner products alone
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known before the first row, as far as it is: it helps an engine, nothing more.
-
-    An engine with a `sample_size` gets its sample, with fewer rows where there are fewer.
-    """
+    """What is known before the first row, as far as it is: it helps an engine, nothing more."""
 
     n_rows: int | None = None
     damping: float | None = None
-    sample: GradientBatch | None = None
+    sample: GradientBatch | None = None  # of `Engine.sample_size` rows, fewer where there are fewer
 
 
 @storable
@@ -49,11 +45,6 @@ class Problem:
     damped: bool = True  # whether λ is known
     reiterable: bool = True  # whether the data can be read twice
     recomputed: bool = False  # whether only the inputs of rows are kept, and their gradients computed again
-
-    @property
-    def kept_bytes(self) -> int:
-        """What an engine that keeps rows keeps of each."""
-        return self.input_bytes if self.recomputed else self.factor_bytes
 
     @property
     def product_flops(self) -> float:

@@ -70,12 +70,10 @@ class Directions(Engine):
 
     @property
     def score(self) -> Score:
-        """The highest are kept."""
         return magnitude
 
     @property
     def tail(self) -> str:
-        """What stands in for λ'."""
         return "none"
 
     def cost(self, problem: Problem) -> Cost:
@@ -99,10 +97,7 @@ class Directions(Engine):
         return DirectionsSketch(self, buffer=rows, **sums)
 
     def planned_rank(self, n: int | None, p: int, itemsize: int) -> int:
-        """Return the rank, or the largest that `memory` allows where it is automatic.
-
-        Beyond min(n, p) it would only waste memory: one more than that never shrinks, and so is exact.
-        """
+        """Return the rank, or the largest that `memory` allows; one more than min(n, p) never shrinks and is exact."""
         rank = self.rank
         if rank == "auto":
             linear = 4 * p * itemsize
@@ -117,9 +112,8 @@ class RobustFrequentDirections(Directions):
     """Robust Frequent Directions: keeps the largest singular values. `rank`, `compress`: as `ImportantDirections`.
 
     `tail="estimate"` replaces λ' by an estimate from the energy of J that the sketch misses: on networks the error of
-    the widths was a half to a sixth. Rows far outside the data get too large a q rather than too small a one, and where
-    p* comes near n widths explode with any error of it: calibrate there.
-    `tail="none"` is the algorithm as published, to the letter.
+    the widths was a half to a sixth. Rows far outside the data get too large a q rather than too small a one; where p*
+    comes near n, calibrate. `tail="none"` is the algorithm as published, to the letter.
     """
 
     tail: Literal["none", "estimate"] = field(default="estimate", kw_only=True)
@@ -128,16 +122,14 @@ class RobustFrequentDirections(Directions):
 @register
 @dataclass(frozen=True)
 class ImportantDirections(Directions):
-    """Robust Important Directions: keeps the directions of highest `score(d, λ)`, by default d²/(d²+λ)².
+    """Robust Important Directions: keeps those of highest `score(d, λ)`, one for each d, by default d²/(d²+λ)².
 
-    `score` takes the singular values (r,) and λ and returns a number for each; the highest are kept.
     `compress=True` shrinks once more at the end, to at most `rank` directions, as the authors' code does; the
     algorithms as printed keep up to 2·rank − 1. `rank="auto"` doubles the rank while the kept singular values span
     less than three orders of magnitude and the sketch stays within `memory` bytes.
 
-    `tail="estimate"` replaces λ' by an estimate from the energy of J that the sketch misses. It mends p*; q only where
-    the rank is large enough: where the score drops the largest directions, the sketch meets them again with too small a
-    d, and q stays too large.
+    `tail="estimate"` replaces λ' by an estimate from the energy of J that the sketch misses. It mends p*; q only at a
+    large enough rank: where the score drops the largest directions, the sketch meets them again with too small a d.
     """
 
     needs_damping: ClassVar[bool] = True
@@ -181,8 +173,7 @@ class DirectionsSketch(Accumulator):
 
     def update(self, g: GradientBatch) -> None:
         if self.engine.needs_damping and self.damping is None:
-            name = type(self.engine).__name__
-            raise ValueError(f"{name} needs λ before the first row: call start(Known(damping=...))")
+            raise ValueError(f"{self.engine!r} needs λ before the first row: call start(Known(damping=...))")
         self.energy += float(g.squared_norms.sum())
         self.n_rows += len(g)
         for block in g.row_blocks():

@@ -35,14 +35,12 @@ class Exact(Engine):
 
     def cost(self, problem: Problem) -> Cost:
         n, p = problem.n_rows, problem.n_parameters
-        size = p if n is None else min(n, p)
-        n_kept = p if n is None else n if n < p else 0  # of an unknown number up to p rows, and then the matrix
-        products = n**2 * problem.product_flops / 2 if n is not None and n < p else (p if n is None else n) * p**2
-        return Cost(
-            nbytes=square_bytes(size, problem.damped) + n_kept * problem.kept_bytes,
-            flops=products + (2.0 if problem.damped else 10.0) * size**3,
-            wants_rows=n is not None and n >= p,
-        )
+        size, dual = p if n is None else min(n, p), n is not None and n < p
+        n_kept = size if dual or n is None else 0  # of an unknown number up to p rows, and then the matrix
+        kept = n_kept * (problem.input_bytes if problem.recomputed else problem.factor_bytes)
+        products = size**2 * problem.product_flops / 2 if dual else (n or p) * p**2
+        flops = products + (2.0 if problem.damped else 10.0) * size**3
+        return Cost(square_bytes(size, problem.damped) + kept, flops, wants_rows=n is not None and n >= p)
 
     def start(self, known: Known = Known()) -> ExactRows:
         return ExactRows(self, expected_rows=known.n_rows or 0)
@@ -152,14 +150,12 @@ class ExactCovariance(Covariance):
         m, free = len(self.A.matrix), free_memory()
         needed = square_bytes(m, damped=False)
         if needed > free:  # a factor shares the memory of its matrix, eigenvectors do not
-            raise MemoryError(
-                f"eigenvectors of a {m:,} × {m:,} matrix take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
-                "calibrate with tune=False, which needs none, or fit with a smaller engine"
-            )
+            what = f"eigenvectors of a {m:,} × {m:,} matrix take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free"
+            raise MemoryError(f"{what}: calibrate with tune=False, which needs none, or fit with a smaller engine")
         return EigenbasisCovariance.of(self.gram(), self.damping, self.J)
 
     def describe(self) -> str:
-        return f"exact, {'primal' if self.J is None else 'dual'} form {_shape(self.A.matrix)}"
+        return f"exact, {'primal' if self.J is None else 'dual'} form ({len(self.A.matrix):,} × {len(self.A.matrix):,})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +183,7 @@ class EigenbasisCovariance(SpectralCovariance):
         return ((_columns(g).T if self.J is None else g.inner(self.J)) @ self.W) ** 2
 
     def describe(self) -> str:
-        return f"exact, in the eigenbasis of {'JᵀJ' if self.J is None else 'JJᵀ'} {_shape(self.W)}"
+        return f"exact, in the eigenbasis of {'JᵀJ' if self.J is None else 'JJᵀ'} ({len(self.W):,} × {len(self.W):,})"
 
 
 def accumulated_fields(covariance: Covariance) -> dict[str, Any]:
@@ -215,10 +211,6 @@ def _kernel(J: GradientBatch) -> np.ndarray:
         for i in range(last):
             K[ends[i] : ends[i + 1], ends[first] : ends[last]] = GradientBatch((J.blocks[i],)).inner(mine)
     return K
-
-
-def _shape(matrix: np.ndarray) -> str:
-    return f"({len(matrix):,} × {len(matrix):,})"
 
 
 def _columns(g: GradientBatch) -> np.ndarray:  # (p, b), column by column in memory

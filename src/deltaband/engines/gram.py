@@ -30,14 +30,9 @@ def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return eigenvalues (m,) of M, largest first, and eigenvectors (m, m); from the upper triangle, and over it."""
     from scipy import linalg
 
+    np.negative(M, out=M)  # LAPACK begins with the smallest
     e, V = linalg.eigh(M, lower=False, driver="evd", overwrite_a=True, check_finite=False)
-    m = len(e)
-    for i in range(0, m // 2, BLOCK_COLUMNS):  # in place: numpy has no fast product with a reversed matrix
-        j = min(i + BLOCK_COLUMNS, m // 2)
-        left = V[:, i:j].copy()
-        V[:, i:j] = V[:, m - j : m - i][:, ::-1]
-        V[:, m - j : m - i] = left[:, ::-1]
-    return np.maximum(e[::-1], 0.0), V
+    return np.maximum(-e, 0.0), V
 
 
 def left_singular(B: np.ndarray, relative_zero: float) -> tuple[np.ndarray, np.ndarray]:
@@ -98,10 +93,9 @@ def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
 
     m = len(A)
     for i in range(0, m, BLOCK_COLUMNS):
-        j = min(i + BLOCK_COLUMNS, m)
+        j = i + BLOCK_COLUMNS
         A[j:, i:j] = A[i:j, j:].T
-        corner = np.triu(A[i:j, i:j], 1)
-        A[i:j, i:j] = corner + corner.T
+        A[i:j, i:j] = np.triu(A[i:j, i:j]) + np.triu(A[i:j, i:j], 1).T
     np.fill_diagonal(A, damped_diagonal)
     norm = max(float(np.abs(A[:, j : j + BLOCK_COLUMNS]).sum(axis=0).max()) for j in range(0, m, BLOCK_COLUMNS))
     L, info = lapack.dpotrf(A, lower=1, clean=0, overwrite_a=1)
@@ -127,5 +121,5 @@ def _damped_inverse_norm_squared(L: np.ndarray, damping: float) -> float:
 
 
 def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
-    # SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result.
+    """SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result."""
     assert np.shares_memory(result, matrix), "LAPACK worked on a copy"

@@ -36,12 +36,10 @@ class Nystrom(Engine):
     """q, h and p* in the span of `landmarks` training rows: 32·landmarks² bytes, and the landmarks.
 
     What lies outside the span is measured; `tail="estimate"` adds an estimate of its part, `tail="none"` does not.
-    Equals `Exact()` where there are as many landmarks as rows.
+    Equals `Exact()` where there are as many landmarks as rows. `PredictionIntervals.fit` reads the data twice.
 
     `choose="random"` draws landmarks uniformly, `choose="leverage"` from twice as many rows by their leverage among
     these: that finds rows of a rare kind and tightens the bounds, but on ordinary data q and p* are no better.
-
-    The landmarks must be known before the first row, so `PredictionIntervals.fit` reads the data twice.
     """
 
     size_setting: ClassVar[str | None] = "landmarks"
@@ -82,12 +80,12 @@ class Nystrom(Engine):
         n_probes = min(PROBE_ROWS, spare if self.choose == "random" else spare // 2) if self.tail == "estimate" else 0
         n_candidates = len(sample) - n_probes
         basis = Basis.of(self.choose_landmarks(sample.between(0, n_candidates)))
-        pairs = 0.0
-        if n_probes > 1:
-            g = sample.between(n_candidates, len(sample))
-            phi = basis.coordinates(g)
-            E = g.inner(g) - phi @ phi.T
-            pairs = float(np.square(E).sum() - np.square(E.diagonal()).sum()) / (n_probes * (n_probes - 1))
+        if n_probes < 2:
+            return NystromSums(self, basis=basis)
+        g = sample.between(n_candidates, len(sample))
+        phi = basis.coordinates(g)
+        E = g.inner(g) - phi @ phi.T
+        pairs = float(np.square(E).sum() - np.square(E.diagonal()).sum()) / (n_probes * (n_probes - 1))
         return NystromSums(self, basis=basis, pairs=pairs)
 
     def choose_landmarks(self, candidates: GradientBatch) -> GradientBatch:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
+from timeit import timeit
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from .exact import Exact
 from .nystrom import Nystrom
 from .projection import RandomProjection
 
-LARGEST_AUTO_SIZE = 4096  # landmarks or dimensions; more are worth their time only where p* is in the thousands
-SMALLEST_AUTO_SIZE = 32
+# landmarks or dimensions; more are worth their time only where p* is in the thousands
+SMALLEST_AUTO_SIZE, LARGEST_AUTO_SIZE = 32, 4096
 LONGEST_EXACT_SECONDS = 3600.0  # after which an approximation is preferred to the exact method
 # how much longer a projection may take than landmarks: this many times, and some seconds
 SLOWDOWN_ALLOWED, SLOWDOWN_ALLOWED_SECONDS = 3.0, 600.0
@@ -33,8 +33,7 @@ class Option:
     @property
     def nbytes(self) -> float:
         """What a fit holds at its peak beside the model, the data and the chunk of rows in progress."""
-        recomputed = self.problem.recomputed_bytes if self.problem.recomputed else 0
-        return self.engine.cost(self.problem).nbytes + recomputed
+        return self.engine.cost(self.problem).nbytes + self.problem.recomputed * self.problem.recomputed_bytes
 
     @property
     def seconds(self) -> float:
@@ -80,8 +79,8 @@ class Plan:
 def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | None = None) -> Plan:
     """Return the plan for an engine of the user's choice, or for the best that fits into `memory` bytes.
 
-    By default that is half of what is free, or all of it where the user chose the engine. An approximation is made for
-    half of it: the other half is for its comparison with the exact method.
+    By default that is half of what is free, or all of it where the user chose the engine. An approximation gets half of
+    it: the other half is for its comparison with the exact method.
     """
     budget = memory if memory is not None else free_memory() * (0.5 if engine is None else 1.0)
     exact = _exact(engine if engine is not None and engine.is_exact else Exact(), problem, budget)
@@ -124,14 +123,11 @@ def _largest(cls: type[Engine], problem: Problem, budget: float) -> list[Option]
     return [sized(size)] if usable else []
 
 
-@lru_cache(maxsize=1)
+@cache
 def _flops_per_second() -> float:
     A = np.ones((512, 512))
     A @ A  # starts the threads
-    start = time.perf_counter()
-    for _ in range(4):
-        A @ A
-    return 4 * 2 * len(A) ** 3 / (time.perf_counter() - start)
+    return 4 * 2 * len(A) ** 3 / timeit(lambda: A @ A, number=4)
 
 
 def _size(nbytes: float) -> str:

@@ -27,13 +27,9 @@ from .cost import Cost, Known, Problem
 from .exact import Exact, ExactRows, accumulated_fields
 from .spectral import SpectralCovariance
 
-# With one entry, columns of large gradients that fall together stay together (measured: six times the error of q).
-# Two are nearly as good as four; eight or sixteen gain nothing.
-ENTRIES_PER_COLUMN = 4
+ENTRIES_PER_COLUMN = 4  # one has six times the error of q, two are nearly as good; eight or sixteen gain nothing
 COLUMNS_AT_ONCE = 10_000
-# Forming a number of a gradient and projecting it takes the way to memory and back, 5 to 8 ns: in that time a matrix
-# product does so many multiplications.
-FORMING_FLOPS = 250.0
+FORMING_FLOPS = 250.0  # of a matrix product, while a number of a gradient is formed and projected: 5 to 8 ns
 
 
 @register
@@ -41,8 +37,8 @@ FORMING_FLOPS = 250.0
 class RandomProjection(Engine):
     """h = (Sg)ᵀ(SJᵀJSᵀ + μI)⁻¹Sg, the μ < λ making up for what `dim` dimensions cannot keep apart; q = h + λ ∂h/∂λ.
 
-    It holds 8·dim² bytes, up to twice that where n is below dim or not known beforehand, and three times at the end,
-    for any number of parameters: neither S nor the rows of J ever exist as a whole. Equals `Exact()` where dim ≥ p.
+    It holds 8·dim² bytes, up to twice that where n is below dim or not known beforehand, and three times at the end:
+    neither S nor the rows of J ever exist as a whole. Equals `Exact()` where dim ≥ p.
 
     While tr H < dim there is next to no error on average over seeds, so dim should be above p*. With one seed h and q
     of a row unlike the training rows are off by about √(2/(dim − tr H²))·h, of others by less. Where λ is so small that
@@ -77,8 +73,8 @@ class RandomProjection(Engine):
         return replace(self, dim=max(1, math.ceil(share * self.dim)))
 
     def resume(self, covariance: Covariance, n_rows: int, n_parameters: int) -> ProjectedRows:
-        inner = covariance.exact if isinstance(covariance, ProjectedCovariance) else covariance
-        return ProjectedRows(self, n_rows=n_rows, n_parameters=n_parameters, **accumulated_fields(inner))
+        exact = covariance.exact if isinstance(covariance, ProjectedCovariance) else covariance
+        return ProjectedRows(self, n_rows=n_rows, n_parameters=n_parameters, **accumulated_fields(exact))
 
 
 @dataclass
@@ -114,8 +110,8 @@ class ProjectedRows(ExactRows):
         return ProjectedCovariance(damping, exact.eigenvalues, S, exact, full_rank)
 
     def _projection(self) -> Projection | None:
-        dim, p = self.engine.dim, self.n_parameters
-        return Projection(dim, p, self.engine.seed) if dim < p else None
+        S = Projection(self.engine.dim, self.n_parameters, self.engine.seed)
+        return S if S.dim < S.n_parameters else None
 
 
 @storable
@@ -150,10 +146,9 @@ class Projection:
         return GradientBatch.of(torch.from_numpy(projected))
 
     def entries(self, start: int, width: int) -> tuple[np.ndarray, np.ndarray]:  # (width, 4) twice
-        """Return where the entries of some columns are, and what they are.
+        """Return where the entries of some columns are, and what they are, whichever others are asked for.
 
-        Each from a raw 64-bit word of a stream that NumPy never changes, the place from its lowest 31 bits taken as a
-        fraction. The stream can be entered anywhere, so a column is the same whichever others are asked for.
+        Each comes from a raw 64-bit word of a stream that NumPy never changes, the place from its lowest 31 bits.
         """
         count = min(ENTRIES_PER_COLUMN, self.dim)
         words = np.random.PCG64(self.seed).advance(start * count).random_raw((width, count)).view(np.int64)

@@ -153,8 +153,7 @@ class PowerLawTail:
     h = ρ·N/Σe · h̄/(1 − h̄),    q = ρ·N/Σe · Var h/(1 − h̄)²,    p* = Σ 2h − h².
 
     That is a row left out of N rows with these eigenvalues, on average: with C = (K+λI)⁻¹ it has h = 1/(λCᵢᵢ) − 1 and
-    q = (C²)ᵢᵢ/C²ᵢᵢ − 1; the mean of λCᵢᵢ is 1 − h̄, and that of λ²(C²)ᵢᵢ the mean of (1 − h)². So a direction that one
-    training row has to itself adds nothing to q: no new row has a part in it.
+    q = (C²)ᵢᵢ/C²ᵢᵢ − 1; the mean of λCᵢᵢ is 1 − h̄, and that of λ²(C²)ᵢᵢ the mean of (1 − h)².
     """
 
     eigenvalues: np.ndarray  # all above 0
@@ -189,17 +188,13 @@ def power_law(energy: float, count: int, largest: float, after: int) -> np.ndarr
     if count <= 0 or energy <= 0 or largest <= 0:
         return np.zeros(max(count, 0))
     log = np.log1p(np.arange(1, count + 1) / after)
-
-    def decayed(a: float) -> np.ndarray:
-        return largest * np.exp(-a * log)
-
     low, high = 0.0, 0.0 if energy >= count * largest else 1.0
-    while high > 0 and decayed(high).sum() > energy:
+    while high > 0 and largest * np.exp(-high * log).sum() > energy:
         low, high = high, 2 * high
     for _ in range(50 if high else 0):
         middle = (low + high) / 2
-        low, high = (middle, high) if decayed(middle).sum() > energy else (low, middle)
-    e = decayed(low)
+        low, high = (middle, high) if largest * np.exp(-middle * log).sum() > energy else (low, middle)
+    e = largest * np.exp(-low * log)
     return e * (energy / e.sum())
 
 
