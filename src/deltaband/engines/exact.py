@@ -90,11 +90,10 @@ class ExactRows(Accumulator):
         if damping is None:
             return EigenbasisCovariance.of(matrix, None, J)
         try:
-            A = grams.DampedGram.factorised(matrix, damping)
+            return ExactCovariance(damping, matrix, *grams.factorise(matrix, damping), J)
         except SingularMatrixError as error:
             what = f"JᵀJ + λI is singular to working precision with damping λ = {damping:.3g} ({error})"
             raise ValueError(f"{what}: give a larger damping or weight_decay") from error
-        return ExactCovariance(damping, A, J)
 
     def _fold(self) -> None:
         for batch in self.kept:
@@ -116,38 +115,40 @@ class ExactCovariance(Covariance):
     """
 
     damping: float
-    A: grams.DampedGram
+    matrix: np.ndarray  # (m, m), the factor, and above it JᵀJ or K
+    diagonal: np.ndarray  # (m,) of these
+    effective_size: float
+    rounding: float  # relative, of bᵀA⁻¹b
     J: GradientBatch | None = None
     error_bound = 0.0
 
     @property
     def effective_parameters(self) -> float:
-        return self.A.effective_size
+        return self.effective_size
 
     def variance(self, g: GradientBatch) -> np.ndarray:
-        z = self._half_solved(g)
-        solved = _squared_norms(self.A.half_solve(z, transposed=True))
+        z = grams.half_solve(self.matrix, _coordinates(g, self.J))
+        solved = _squared_norms(grams.half_solve(self.matrix, z, transposed=True))
         if self.J is not None:
             return solved
         h = _squared_norms(z)
         q = np.maximum(h - self.damping * solved, 0.0)
-        if self.damping > 0 and (self.A.rounding * h > LARGEST_ROUNDING * (1 + q)).any():
+        if self.damping > 0 and (self.rounding * h > LARGEST_ROUNDING * (1 + q)).any():
             what = f"damping λ = {self.damping:.3g} is so small against JᵀJ that rounding shows in the variance of some"
             warn(f"{what} rows: give a larger damping or weight_decay")
         return q
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
-        h = _squared_norms(self._half_solved(g))
+        h = _squared_norms(grams.half_solve(self.matrix, _coordinates(g, self.J)))
         return h if self.J is None else np.maximum(g.squared_norms - h, 0.0) / self.damping
 
-    def _half_solved(self, g: GradientBatch) -> np.ndarray:
-        return self.A.half_solve(_columns(g) if self.J is None else g.inner(self.J).T)
-
     def gram(self) -> np.ndarray:
-        return self.A.gram()
+        M = self.matrix.copy(order="F")
+        np.fill_diagonal(M, self.diagonal)
+        return M
 
     def eigendecomposed(self) -> SpectralCovariance:
-        m, free = len(self.A.matrix), free_memory()
+        m, free = len(self.matrix), free_memory()
         needed = square_bytes(m, damped=False)
         if needed > free:  # a factor shares the memory of its matrix, eigenvectors do not
             what = f"eigenvectors of a {m:,} × {m:,} matrix take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free"
@@ -155,7 +156,7 @@ class ExactCovariance(Covariance):
         return EigenbasisCovariance.of(self.gram(), self.damping, self.J)
 
     def describe(self) -> str:
-        return f"exact, {'primal' if self.J is None else 'dual'} form ({len(self.A.matrix):,} × {len(self.A.matrix):,})"
+        return f"exact, {'primal' if self.J is None else 'dual'} form ({len(self.matrix):,} × {len(self.matrix):,})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +181,7 @@ class EigenbasisCovariance(SpectralCovariance):
         return M
 
     def squared_projections(self, g: GradientBatch) -> np.ndarray:
-        return ((_columns(g).T if self.J is None else g.inner(self.J)) @ self.W) ** 2
+        return (_coordinates(g, self.J).T @ self.W) ** 2
 
     def describe(self) -> str:
         return f"exact, in the eigenbasis of {'JᵀJ' if self.J is None else 'JJᵀ'} ({len(self.W):,} × {len(self.W):,})"
@@ -213,8 +214,8 @@ def _kernel(J: GradientBatch) -> np.ndarray:
     return K
 
 
-def _columns(g: GradientBatch) -> np.ndarray:  # (p, b), column by column in memory
-    return g.rows().cpu().double().numpy().T
+def _coordinates(g: GradientBatch, J: GradientBatch | None) -> np.ndarray:  # (p, b) or (n, b)
+    return (g.rows().cpu().double().numpy() if J is None else g.inner(J)).T
 
 
 def _squared_norms(columns: np.ndarray) -> np.ndarray:  # (m, b) -> (b,)

@@ -1,15 +1,13 @@
-"""Gram matrices, and a damped one M + λI with its Cholesky factor in the memory of one square matrix."""
+"""Gram matrices, their eigenvectors, and the Cholesky factor of M + λI in the memory of M."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import SingularMatrixError
 from ..network.gradient_batch import CHUNK_BYTES
-from ..storage.encoding import storable
 
 BLOCK_COLUMNS = 256
 
@@ -54,37 +52,30 @@ def float64_columns(B: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield slice(start, start + width), B[:, start : start + width].astype(np.float64, order="C")
 
 
-@storable
-@dataclass(frozen=True, eq=False)
-class DampedGram:
-    """A = M + λI for M ≥ 0: M stays in the upper triangle, the Cholesky factor L of A = LLᵀ lies in the lower one, and
-    only the diagonal of M needs memory of its own."""
+def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
+    """Put the Cholesky factor L of A = M + λI = LLᵀ below the diagonal and on it; M stays above it.
 
-    damping: float
-    matrix: np.ndarray  # (m, m)
-    diagonal: np.ndarray  # (m,)
-    effective_size: float  # m − ‖λA⁻¹‖²_F
-    rounding: float  # relative, of bᵀA⁻¹b
+    Returns:
+        The diagonal of M, m − ‖λA⁻¹‖²_F, and the relative rounding error of bᵀA⁻¹b.
+    """
+    from scipy.linalg import lapack
 
-    @classmethod
-    def factorised(cls, M: np.ndarray, damping: float) -> DampedGram:
-        """Take over a matrix, given in its upper triangle."""
-        diagonal = M.diagonal().copy()
-        _factorise(M, diagonal + damping)
-        effective_size = len(M) - _damped_inverse_norm_squared(M, damping)
-        return cls(damping, M, diagonal, effective_size, _factorise(M, diagonal + damping))
+    diagonal = M.diagonal().copy()
+    _factorise(M, diagonal + damping)
+    X, info = lapack.dpotri(M, lower=1, overwrite_c=1)  # A⁻¹ over the factor
+    if info:
+        raise SingularMatrixError(f"the factor has a zero at {info}")
+    _check_in_place(X, M)
+    below = sum(float(np.square(damping * X[j + 1 :, j]).sum()) for j in range(len(X)))
+    norm_squared = float(np.square(damping * X.diagonal()).sum()) + 2 * below
+    return diagonal, len(M) - norm_squared, _factorise(M, diagonal + damping)
 
-    def half_solve(self, B: np.ndarray, transposed: bool = False) -> np.ndarray:
-        """Return Z = L⁻¹B, whose squared column norms are bᵀA⁻¹b, or L⁻ᵀB, which makes A⁻¹B of Z."""
-        from scipy.linalg import blas
 
-        return blas.dtrsm(1.0, self.matrix, B, lower=1, trans_a=int(transposed))
+def half_solve(L: np.ndarray, B: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """Return Z = L⁻¹B, whose squared column norms are bᵀA⁻¹b, or L⁻ᵀB, which makes A⁻¹B of Z."""
+    from scipy.linalg import blas
 
-    def gram(self) -> np.ndarray:
-        """Return a copy of M, in the upper triangle."""
-        M = self.matrix.copy(order="F")
-        np.fill_diagonal(M, self.diagonal)
-        return M
+    return blas.dtrsm(1.0, L, B, lower=1, trans_a=int(transposed))
 
 
 def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
@@ -106,18 +97,6 @@ def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
     if reciprocal_condition < m * np.finfo(np.float64).eps:
         raise SingularMatrixError(f"its reciprocal condition number is {reciprocal_condition:.1e}")
     return float(np.finfo(np.float64).eps / reciprocal_condition)
-
-
-def _damped_inverse_norm_squared(L: np.ndarray, damping: float) -> float:
-    """Return ‖λA⁻¹‖²_F by LAPACK's dpotri, which overwrites the factor: the caller factorises again."""
-    from scipy.linalg import lapack
-
-    X, info = lapack.dpotri(L, lower=1, overwrite_c=1)
-    if info:
-        raise SingularMatrixError(f"the factor has a zero at {info}")
-    _check_in_place(X, L)
-    below = sum(float(np.square(damping * X[j + 1 :, j]).sum()) for j in range(len(X)))
-    return float(np.square(damping * X.diagonal()).sum()) + 2 * below
 
 
 def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
