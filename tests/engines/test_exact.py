@@ -117,7 +117,7 @@ def test_the_primal_form_holds_one_square_matrix():
     engine.update(batch(J))
     gram = engine.gram
     covariance = engine.finalise(0.5)
-    assert covariance.A.matrix is gram
+    assert covariance.matrix is gram
     np.testing.assert_allclose(np.triu(gram, 1), np.triu(J.T @ J, 1), atol=1e-10)
     L = np.tril(gram)
     np.testing.assert_allclose(L @ L.T, J.T @ J + 0.5 * np.eye(40), atol=1e-10)
