@@ -17,7 +17,7 @@ from deltaband import (
     RobustFrequentDirections,
 )
 from deltaband.engines import Known, importance, magnitude
-from deltaband.engines.power_law_tail import PowerLawTail, power_law
+from deltaband.engines.spectral import PowerLawTail, power_law
 from tests.support.networks import batch, mlp, regression
 
 ENGINES = {
@@ -291,7 +291,7 @@ def test_bounds_that_hold_for_every_sketch(n, p, rank, log_damping, seed, name, 
     q, h = covariance.variance(g), covariance.leverage(g)
     assert (q >= 0).all()
     assert (q <= h * (1 + 1e-6)).all()
-    held = len(covariance.squared) if covariance.tail is None else min(n, p)
+    held = len(covariance.squared) if covariance.added_tail is None else min(n, p)
     assert 0 <= covariance.effective_parameters <= held + 1e-9
     missed = covariance.missed_parameters + 1e-6
     assert exact.effective_parameters <= covariance.effective_parameters + missed
@@ -406,8 +406,8 @@ def test_held_eigenvalues_and_tail_add_up_to_the_energy(engine, name, n, p, comp
     if merged:
         started.merge(sketch(engine(6, tail="estimate"), J[n // 3 :], 0.1))
     covariance = started.finalise(0.1)
-    assert covariance.tail is not None
-    total = covariance.eigenvalues.sum() + covariance.tail.eigenvalues.sum()
+    assert covariance.added_tail is not None
+    total = covariance.eigenvalues.sum() + covariance.added_tail.eigenvalues.sum()
     assert total == pytest.approx(np.sum(J**2), rel=1e-9)
 
 
@@ -467,7 +467,7 @@ def test_where_nothing_is_left_out_there_is_no_tail(engine, n, p, rank):
     g = batch(reference.probes(J))
     covariance = sketch(engine(rank, tail="estimate"), J, 0.1, n_rows=n).finalise(0.1)
     exact = sketch(Exact(), J, 0.1).finalise(0.1)
-    assert covariance.tail is None
+    assert covariance.added_tail is None
     assert covariance.error_bound == 0
     np.testing.assert_allclose(covariance.variance(g), exact.variance(g), rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(covariance.leverage(g), exact.leverage(g), rtol=1e-5)
@@ -484,8 +484,8 @@ def test_the_certificate_holds_wherever_the_tail_lies(engine, name):
     held = (V.T * covariance.eigenvalues) @ V
     for seed in range(5):
         Q = np.linalg.qr(np.random.default_rng(seed).standard_normal((len(others), len(others))))[0]
-        W = (Q @ others)[: len(covariance.tail.eigenvalues)]
-        approximation = held + (W.T * covariance.tail.eigenvalues) @ W
+        W = (Q @ others)[: len(covariance.added_tail.eigenvalues)]
+        approximation = held + (W.T * covariance.added_tail.eigenvalues) @ W
         assert np.linalg.norm(J.T @ J - approximation, 2) <= covariance.error_bound + 1e-9
 
 
@@ -496,7 +496,7 @@ def test_large_directions_that_the_score_lets_go_are_not_spread_over_the_small_o
     J = (U * d) @ V.T
     covariance = sketch(ImportantDirections(20, tail="estimate", compress=True), J, 1.0).finalise(1.0)
     assert covariance.accumulated["energy"] > 1000 * covariance.eigenvalues.sum()  # it has let them go
-    assert (covariance.tail.eigenvalues > 1e4).sum() == 5
+    assert (covariance.added_tail.eigenvalues > 1e4).sum() == 5
     exact = sketch(Exact(), J, 1.0).finalise(1.0).effective_parameters
     none = sketch(ImportantDirections(20, compress=True), J, 1.0).finalise(1.0).effective_parameters
     assert none < exact - 8
@@ -563,5 +563,5 @@ def test_a_sketch_that_holds_nothing_still_has_its_tail():
     J = reference.matrix("flat", 30, 10)
     covariance = sketch(RobustFrequentDirections(1), J, 1.0).finalise(1.0)
     assert len(covariance.eigenvalues) == 0
-    assert covariance.tail.eigenvalues.sum() == pytest.approx(np.sum(J**2))
+    assert covariance.added_tail.eigenvalues.sum() == pytest.approx(np.sum(J**2))
     assert (covariance.variance(batch(J)) > 0).all()

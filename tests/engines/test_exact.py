@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 import tests.reference as reference
 from deltaband import DeltabandWarning, Exact
 from deltaband.engines import Known
-from deltaband.engines.exact import DualCovariance, PrimalCovariance
-from deltaband.engines.gram import DampedGram
+from deltaband.engines.gram import factorise
 from tests.support.networks import batch
 
 SHAPES = [(60, 25), (25, 60), (30, 30)]
@@ -87,8 +86,8 @@ def test_primal_and_dual_agree_on_the_same_rows(name):
     J = reference.matrix(name, 20, 30)
     g = batch(reference.probes(J))
     dual, primal = fit(J, 0.2, n_rows=20), fit(J, 0.2, n_rows=1000)
-    assert isinstance(dual, DualCovariance)
-    assert isinstance(primal, PrimalCovariance)
+    assert "dual form" in dual.describe()
+    assert "primal form" in primal.describe()
     np.testing.assert_allclose(dual.variance(g), primal.variance(g), rtol=1e-7, atol=1e-12)
     np.testing.assert_allclose(dual.leverage(g), primal.leverage(g), rtol=1e-9)
     assert dual.effective_parameters == pytest.approx(primal.effective_parameters, abs=1e-9)
@@ -118,7 +117,7 @@ def test_the_primal_form_holds_one_square_matrix():
     engine.update(batch(J))
     gram = engine.gram
     covariance = engine.finalise(0.5)
-    assert covariance.A.matrix is gram
+    assert covariance.matrix is gram
     np.testing.assert_allclose(np.triu(gram, 1), np.triu(J.T @ J, 1), atol=1e-10)
     L = np.tril(gram)
     np.testing.assert_allclose(L @ L.T, J.T @ J + 0.5 * np.eye(40), atol=1e-10)
@@ -207,6 +206,6 @@ def test_bounds_that_hold_for_every_matrix(n, p, log_damping, seed, name):
 def test_the_effective_size_is_that_of_the_inverse():
     J = reference.matrix("decaying", 700, 600)  # larger than one block
     M = np.asfortranarray(np.triu(J.T @ J))
-    A = DampedGram.factorised(M, 0.3)
+    _, effective_size, _ = factorise(M, 0.3)
     expected = 600 - np.linalg.norm(0.3 * np.linalg.inv(J.T @ J + 0.3 * np.eye(600))) ** 2
-    assert A.effective_size == pytest.approx(expected, rel=1e-8)
+    assert effective_size == pytest.approx(expected, rel=1e-8)

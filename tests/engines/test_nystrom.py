@@ -11,8 +11,7 @@ from deltaband import Exact, PredictionIntervals
 from deltaband.data.inputs import Inputs
 from deltaband.data.row_record import RowSample
 from deltaband.engines import Known, Problem, nystrom
-from deltaband.engines.nystrom import Nystrom
-from deltaband.engines.residual_spectrum import ResidualSpectrum, spread
+from deltaband.engines.nystrom import Nystrom, ResidualSpectrum, spread
 from deltaband.network.network import Network
 from tests.support.networks import batch, mlp, regression
 

@@ -480,7 +480,7 @@ def exchange(what, by):
 @pytest.mark.parametrize(
     "change",
     [
-        exchange('"PrimalCovariance"', '"os.system"'),
+        exchange('"ExactCovariance"', '"os.system"'),
         exchange('"class": "Exact"', '"class": "Popen"'),
         exchange('"n_rows"', '"rows"'),
         exchange('"class": "Fit"', '"class": "Tail"'),

@@ -1,16 +1,16 @@
 """What an engine is: settings, an accumulator that takes in gradients, and the covariance value that it ends in.
 
-An author writes the settings (`Engine`: `cost` and `start`), the accumulator (`Accumulator`: `update` and `finalise`)
-and a covariance. Merging, saving, adding up over processes and resuming follow from the fields of the accumulator.
+Merging, saving, adding up over processes and resuming follow from the fields of the accumulator.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..network.gradient_batch import GradientBatch
 from ..storage import encoding
-from .cost import Cost, Problem
+from .cost import Cost, Known, Problem
 from .gram import BLOCK_COLUMNS
 
 if TYPE_CHECKING:
@@ -32,22 +32,10 @@ _ENGINES: dict[str, type[Engine]] = {}
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known before the first row, as far as it is: it helps an engine, nothing more.
-
-    An engine with a `sample_size` gets its sample, with fewer rows where there are fewer.
-    """
-
-    n_rows: int | None = None
-    damping: float | None = None
-    sample: GradientBatch | None = None
-
-
-@dataclass(frozen=True)
 class Engine(ABC):
     """The settings of a way to a covariance: a frozen dataclass that `register` makes known.
 
-    Fields with default values are the settings; check them in `__post_init__`. Write `cost` and `start`.
+    Its fields have defaults; check them in `__post_init__`. Write `cost` and `start`.
     """
 
     needs_damping: ClassVar[bool] = False  # whether λ must be known before the first row
@@ -83,26 +71,21 @@ class Engine(ABC):
         return self
 
     def resume(self, covariance: Any, n_rows: int, n_parameters: int) -> Accumulator:
-        """Return an accumulator that has seen the n rows that ended in this covariance.
-
-        This default takes the copy of the accumulator that `Accumulator.finish` keeps; an engine that can compute its
-        sums back from the covariance overrides it and saves that memory.
-        """
+        """Return an accumulator that has seen the n rows that ended in this covariance: by default from the copy that
+        `Accumulator.finish` keeps; computing the sums back instead saves that memory."""
         if covariance.accumulated is None:
             raise ValueError(f"{self!r} cannot resume from a covariance that was not made by Accumulator.finish")
         return self.from_state(_copied(covariance.accumulated))
 
     def from_state(self, state: dict[str, Any]) -> Accumulator:
         """Return the accumulator whose `state` this is."""
-        values = dict(state)
-        made: Accumulator = encoding.registered(values.pop("accumulator"))(self, **values)
-        return made
+        values = {name: value for name, value in state.items() if name != "accumulator"}
+        return encoding.registered(state["accumulator"])(self, **values)
 
     def __repr__(self) -> str:
         """The first setting, and those after it that are not the default."""
         shown = [each for each in fields(self) if each.repr]
-        changed = [each.name for each in shown[1:] if getattr(self, each.name) != each.default]
-        names = [*(each.name for each in shown[:1]), *changed]
+        names = [each.name for i, each in enumerate(shown) if i == 0 or getattr(self, each.name) != each.default]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
@@ -154,8 +137,7 @@ def private(default: Any = None) -> Any:
 @dataclass
 class Accumulator(ABC):
     """Rows so far. Fields made by `reduced`, `shared`, `concatenated` or `private` are saved and merged as these say;
-    others are working memory. All have defaults: an accumulator without rows is `cls(engine)`.
-    """
+    others are working memory. All have defaults: an accumulator without rows is `cls(engine)`."""
 
     engine: Engine
 
@@ -182,7 +164,7 @@ class Accumulator(ABC):
         """Raise where the rows of two accumulators cannot be merged."""
         if self.engine != other.engine:
             raise ValueError(f"sums of different engines cannot be merged: {self.engine!r} and {other.engine!r}")
-        for each in _declared(self, "shared"):
+        for each in self._declared("shared"):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if each.metadata["check"] and not np.array_equal(mine, theirs):
                 raise ValueError(f"sums of different {each.name} cannot be merged: {mine} and {theirs}")
@@ -190,62 +172,65 @@ class Accumulator(ABC):
     def merge(self, other: Self) -> None:
         """Take in the rows that another accumulator has seen, which stays as it is."""
         self.check_mergeable(other)
-        for each in _declared(self, "sum", "max", "concatenate"):
+        for each in self._declared("sum", "max", "concatenate"):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if mine is None or theirs is None:
-                setattr(self, each.name, _copied(theirs) if mine is None else mine)
-            elif isinstance(mine, np.ndarray):  # in place: it may be most of the memory
-                (np.maximum if each.metadata["combine"] == "max" else np.add)(mine, theirs, out=mine)
+                mine = _copied(theirs) if mine is None else mine
+            elif each.metadata["combine"] == "max":
+                mine = np.maximum(mine, theirs) if isinstance(mine, np.ndarray) else max(mine, theirs)
             else:
-                setattr(self, each.name, max(mine, theirs) if each.metadata["combine"] == "max" else mine + theirs)
+                mine += theirs  # an array in place: it may be most of the memory
+            setattr(self, each.name, mine)
 
     def new_like(self) -> Self:
         """Return an accumulator without rows that can be merged into this one."""
-        return type(self)(self.engine, **{each.name: getattr(self, each.name) for each in _declared(self, "shared")})
+        return type(self)(self.engine, **{each.name: getattr(self, each.name) for each in self._declared("shared")})
 
     def clear(self) -> None:
         """Forget all rows; what is shared stays."""
-        for each in fields(self)[1:]:
-            if each.metadata.get("combine") != "shared":
-                setattr(self, each.name, each.default if each.default is not MISSING else [])
+        vars(self).update(vars(self.new_like()))
 
     def state(self) -> dict[str, Any]:
         """Return what `Engine.from_state` needs, as values that a file can hold."""
-        return {"accumulator": type(self).__name__} | {each.name: getattr(self, each.name) for each in _declared(self)}
+        return {"accumulator": type(self).__name__} | {each.name: getattr(self, each.name) for each in self._declared()}
 
     def numbers(self) -> dict[str, Any]:
         """Return the declared fields that are numbers: what a covariance keeps to resume from beside its arrays."""
         return {name: value for name, value in self.state().items() if isinstance(value, int | float)}
 
     def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
-        """Take in all n rows that accumulators in several processes have seen, where these are sums.
+        """Take in the rows that accumulators in several processes have seen together, where these are sums.
 
         Args:
             total: Returns the sum of an array over all processes; all of them call it with arrays of the same shape.
-            n_rows: How many rows they have seen together.
+            n_rows: How many rows there are in all, each of `n_parameters` numbers.
             n_parameters: The length of a row.
 
         Returns:
-            Whether that was possible; otherwise nothing has changed, and they have to be merged one by one.
+            Whether that was possible; otherwise they have to be merged one by one.
         """
-        if _declared(self, "max", "concatenate", "private"):
+        if self._declared("max", "concatenate", "private"):
             return False
         self.reduce_sums(total)
         return True
 
     def reduce_sums(self, total: Total) -> None:
         """Replace every sum by its total over all processes."""
-        sums = [each for each in _declared(self, "sum") if isinstance(each.default, int | float)]
-        values = total(np.array([getattr(self, each.name) for each in sums], dtype=np.float64))
-        for each, value in zip(sums, values, strict=True):
-            setattr(self, each.name, int(value) if isinstance(each.default, int) else float(value))
-        for each in _declared(self, "sum"):
-            if each not in sums:
-                setattr(self, each.name, _total(getattr(self, each.name), total, each.metadata["upper_triangle"]))
+        for each in self._declared("sum"):
+            value = getattr(self, each.name)
+            if isinstance(each.default, int | float):
+                setattr(self, each.name, type(each.default)(total(np.array([value], dtype=np.float64))[0]))
+            else:
+                setattr(self, each.name, _total(value, total, each.metadata["upper_triangle"]))
 
     def sized_engine(self, size: int) -> Engine:
         """Return the settings with the size that was in fact taken, and at most `size`."""
         return self.engine.resized(size)
+
+    def _declared(self, *kinds: str) -> list[Field[Any]]:
+        """Return the declared fields of these kinds, or of all."""
+        declared = [each for each in fields(self) if "combine" in each.metadata]
+        return [each for each in declared if not kinds or each.metadata["combine"] in kinds]
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,20 +299,18 @@ class Covariance(ABC):
         return type(self).__name__
 
 
-def _declared(accumulator: Accumulator, *kinds: str) -> list[Field[Any]]:
-    """Return the declared fields of these kinds, or of all."""
-    found = ((each, each.metadata.get("combine")) for each in fields(accumulator))
-    return [each for each, kind in found if kind is not None and (not kinds or kind in kinds)]
+def not_regular(reason: str) -> ValueError:
+    """Return the error for damping 0 where JᵀJ has no inverse, or none that an engine can compute."""
+    return ValueError(f"damping 0 needs a regular JᵀJ, but {reason}: give a positive damping or weight_decay")
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy(order="K")
-    if isinstance(value, Tensor):
-        return value.clone()
+    """Copy arrays, also inside lists and dictionaries; rows are never changed and stay shared."""
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return copy.deepcopy(value) if isinstance(value, np.ndarray | Tensor) else value
 
 
 def _total(array: np.ndarray | None, total: Total, upper_triangle: bool) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""What a fit will cost: the sizes of a problem, an engine's memory and time for it, and how much memory there is."""
+"""What is known of a fit beforehand: the sizes of a problem, an engine's cost, and how much memory there is."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..network.gradient_batch import GradientBatch
 from ..storage.encoding import storable
 
 
 class Cost(NamedTuple):
-    """What an engine takes for a problem: `nbytes` at its peak, without the chunk of rows in progress, `flops` without
-    the gradients, and whether it asks for whole rows (`wants_rows`) or for inner products alone."""
+    """What an engine takes for a problem."""
 
-    nbytes: float
-    flops: float
-    wants_rows: bool = True
+    nbytes: float  # at its peak, without the chunk of rows in progress
+    flops: float  # without the gradients
+    wants_rows: bool = True  # whether it asks for whole rows, or for inner products alone
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before the first row, as far as it is: it helps an engine, nothing more."""
+
+    n_rows: int | None = None
+    damping: float | None = None
+    sample: GradientBatch | None = None  # of `Engine.sample_size` rows, fewer where there are fewer
 
 
 @storable
@@ -38,19 +47,13 @@ class Problem:
     recomputed: bool = False  # whether only the inputs of rows are kept, and their gradients computed again
 
     @property
-    def kept_bytes(self) -> int:
-        """Return what an engine that keeps rows keeps of each."""
-        return self.input_bytes if self.recomputed else self.factor_bytes
-
-    @property
     def product_flops(self) -> float:
-        """Return the cost of an inner product of two rows."""
+        """The cost of an inner product of two rows."""
         return self.inner_flops or 2.0 * self.factor_bytes / self.itemsize
 
     @property
     def recomputed_bytes(self) -> int:
-        """Return what recomputing rows takes: a copy of the weights, the factors of some rows, and those of the rows
-        that they are multiplied with."""
+        """What recomputing rows takes: a copy of the weights, and the factors of some rows that meet some others."""
         weights = self.n_parameters * self.itemsize
         return weights + max(min(256 * 2**20, 128 * self.factor_bytes), 4 * self.factor_bytes)
 
@@ -68,8 +71,7 @@ def square_bytes(m: int, damped: bool) -> float:
 def free_memory() -> float:
     """Return the bytes that are available without swapping; 4 GiB where the system does not say."""
     try:
-        with Path("/proc/meminfo").open() as lines:
-            free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        free = 1024 * _entry(Path("/proc/meminfo"), "MemAvailable:")
     except (OSError, StopIteration, ValueError):
         try:
             free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
@@ -81,9 +83,13 @@ def free_memory() -> float:
 def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> float:
     """Return what a container's limit leaves; its file cache can be dropped."""
     try:
-        limit, used = ((folder / f"memory.{name}").read_text() for name in ("max", "current"))
-        with (folder / "memory.stat").open() as lines:
-            files = next((float(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0.0)
-        return max(float(limit) - float(used) + files, 0.0)
+        limit, used = (float((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        return max(limit - used + _entry(folder / "memory.stat", "inactive_file", 0.0), 0.0)
     except (OSError, ValueError):  # no container, no limit ("max"), or another system
         return float("inf")
+
+
+def _entry(path: Path, name: str, *default: float) -> float:
+    """Return the number after a name at the beginning of a line."""
+    lines = map(str.split, path.read_text().splitlines())
+    return next((float(words[1]) for words in lines if words[:1] == [name]), *default)

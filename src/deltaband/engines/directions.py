@@ -19,17 +19,15 @@ import torch
 from ..errors import warn
 from ..network.gradient_batch import GradientBatch
 from ..storage.encoding import storable
-from ..validation import check_choice, check_memory, is_whole_number
+from ..validation import check_choice, check_memory, check_positive_int
 from . import gram as grams
-from .base import Accumulator, Engine, Known, private, reduced, register, shared
-from .cost import Cost, Problem
-from .power_law_tail import PowerLawTail, power_law
-from .sketched import SketchedCovariance
+from .base import Accumulator, Engine, not_regular, private, reduced, register, shared
+from .cost import Cost, Known, Problem
+from .spectral import PowerLawTail, SketchedCovariance, power_law
 
 Score = Callable[[np.ndarray, float], np.ndarray]
 
-# Singular values are read off the Gram matrix BBᵀ in float64: d² is known to about 1e-13 of the largest, so a d below
-# 1e-6 of the largest cannot be told from zero.
+# Singular values are read off BBᵀ in float64: d² is known to about 1e-13 of the largest, so a d below this is zero.
 RELATIVE_ZERO = 1e-6
 RELEVANT_ROUNDING = 0.1  # of λ
 # rank="auto": "the smallest and largest singular values of the approximation differ by several orders" (the paper).
@@ -63,10 +61,8 @@ class Directions(Engine):
     memory: float = field(default=2**30, repr=False)
 
     def __post_init__(self) -> None:
-        if not (is_whole_number(self.rank) and int(self.rank) >= 1) and not (
-            isinstance(self.rank, str) and self.rank == "auto"
-        ):
-            raise ValueError(f"rank must be a positive whole number or 'auto', got {self.rank!r}")
+        if not (isinstance(self.rank, str) and self.rank == "auto"):
+            check_positive_int(self.rank, "rank must be 'auto', or it")
         if not callable(self.score):
             raise TypeError(f"score must be a function of (singular values, damping), got {self.score!r}")
         check_choice(self.tail, "tail", ("none", "estimate"))
@@ -74,22 +70,18 @@ class Directions(Engine):
 
     @property
     def score(self) -> Score:
-        """The highest are kept."""
         return magnitude
 
     @property
     def tail(self) -> str:
-        """What stands in for λ'."""
         return "none"
 
     def cost(self, problem: Problem) -> Cost:
         """The buffer of 2k rows and as much while it is rotated, and four (2k)² in float64."""
         p = problem.n_parameters
         k = self.planned_rank(problem.n_rows, p, problem.itemsize)
-        return Cost(
-            nbytes=4.0 * k * p * problem.itemsize + SQUARES_BYTES * k**2,
-            flops=(problem.n_rows or p) * (8.0 * k * p + 80.0 * k**2),
-        )
+        nbytes = 4.0 * k * p * problem.itemsize + SQUARES_BYTES * k**2
+        return Cost(nbytes, flops=(problem.n_rows or p) * (8.0 * k * p + 80.0 * k**2))
 
     def start(self, known: Known = Known()) -> DirectionsSketch:
         return DirectionsSketch(self, damping=known.damping, expected_rows=known.n_rows)
@@ -105,10 +97,7 @@ class Directions(Engine):
         return DirectionsSketch(self, buffer=rows, **sums)
 
     def planned_rank(self, n: int | None, p: int, itemsize: int) -> int:
-        """Return the rank, or the largest that `memory` allows where it is automatic.
-
-        Beyond min(n, p) it would only waste memory: one more than that never shrinks, and so is exact.
-        """
+        """Return the rank, or the largest that `memory` allows; one more than min(n, p) never shrinks and is exact."""
         rank = self.rank
         if rank == "auto":
             linear = 4 * p * itemsize
@@ -123,9 +112,8 @@ class RobustFrequentDirections(Directions):
     """Robust Frequent Directions: keeps the largest singular values. `rank`, `compress`: as `ImportantDirections`.
 
     `tail="estimate"` replaces λ' by an estimate from the energy of J that the sketch misses: on networks the error of
-    the widths was a half to a sixth. Rows far outside the data get too large a q rather than too small a one, and where
-    p* comes near n widths explode with any error of it: calibrate there.
-    `tail="none"` is the algorithm as published, to the letter.
+    the widths was a half to a sixth. Rows far outside the data get too large a q rather than too small a one; where p*
+    comes near n, calibrate. `tail="none"` is the algorithm as published, to the letter.
     """
 
     tail: Literal["none", "estimate"] = field(default="estimate", kw_only=True)
@@ -134,16 +122,14 @@ class RobustFrequentDirections(Directions):
 @register
 @dataclass(frozen=True)
 class ImportantDirections(Directions):
-    """Robust Important Directions: keeps the directions of highest `score(d, λ)`, by default d²/(d²+λ)².
+    """Robust Important Directions: keeps those of highest `score(d, λ)`, one for each d, by default d²/(d²+λ)².
 
-    `score` takes the singular values (r,) and λ and returns a number for each; the highest are kept.
     `compress=True` shrinks once more at the end, to at most `rank` directions, as the authors' code does; the
     algorithms as printed keep up to 2·rank − 1. `rank="auto"` doubles the rank while the kept singular values span
     less than three orders of magnitude and the sketch stays within `memory` bytes.
 
-    `tail="estimate"` replaces λ' by an estimate from the energy of J that the sketch misses. It mends p*; q only where
-    the rank is large enough: where the score drops the largest directions, the sketch meets them again with too small a
-    d, and q stays too large.
+    `tail="estimate"` replaces λ' by an estimate from the energy of J that the sketch misses. It mends p*; q only at a
+    large enough rank: where the score drops the largest directions, the sketch meets them again with too small a d.
     """
 
     needs_damping: ClassVar[bool] = True
@@ -181,14 +167,13 @@ class DirectionsSketch(Accumulator):
 
     def __post_init__(self) -> None:
         if (rows := self.buffer) is not None:  # of a state, the rows in use
-            self.filled = len(rows)
             self.buffer = np.zeros((2 * self.k, rows.shape[1]), dtype=rows.dtype)
-            self.buffer[: self.filled] = rows
+            self.buffer[: len(rows)] = rows
+            self.filled = len(rows)
 
     def update(self, g: GradientBatch) -> None:
         if self.engine.needs_damping and self.damping is None:
-            name = type(self.engine).__name__
-            raise ValueError(f"{name} needs λ before the first row: call start(Known(damping=...))")
+            raise ValueError(f"{self.engine!r} needs λ before the first row: call start(Known(damping=...))")
         self.energy += float(g.squared_norms.sum())
         self.n_rows += len(g)
         for block in g.row_blocks():
@@ -197,9 +182,9 @@ class DirectionsSketch(Accumulator):
     def check_mergeable(self, other: Self) -> None:
         if self.engine.needs_damping and self.damping != other.damping:
             raise ValueError(f"sketches made with different λ cannot be merged: {self.damping} and {other.damping}")
-        if self.engine.tail != other.engine.tail:
-            tails = f"{self.engine.tail!r} and {other.engine.tail!r}"
-            raise ValueError(f"sketches of different tail cannot be merged: {tails}")
+        mine, theirs = self.engine.tail, other.engine.tail
+        if mine != theirs:
+            raise ValueError(f"sketches of different tail cannot be merged: {mine!r} and {theirs!r}")
 
     def merge(self, other: Self) -> None:
         super().merge(other)
@@ -224,31 +209,32 @@ class DirectionsSketch(Accumulator):
             warn(f"rank={engine.rank} is larger than min(n, p) = {full}: it leaves nothing out, and Exact() is cheaper")
         if engine.compress:
             self._shrink(may_grow=False)
-        U, d = grams.left_singular(self.buffer[: self.filled], RELATIVE_ZERO)
+        B = self.buffer[: self.filled]
+        U, d = grams.left_singular(B, RELATIVE_ZERO)
         rounding = RELATIVE_ZERO**2 * float(d[0]) ** 2 if 0 < len(d) < full else 0.0
         if damping is not None and rounding > RELEVANT_ROUNDING * damping:  # directions that may exist, below rounding
             self.lost += rounding
         shift = self.shift if engine.adds_shift else 0.0
         estimated = engine.tail == "estimate" and self.shift > 0
         if damping == 0.0 and len(d) < p and (shift == 0.0 or (estimated and self.n_rows <= p)):
-            raise ValueError(
-                f"damping 0 needs a regular JᵀJ, but the sketch holds {len(d)} of {p} directions: "
-                "give a positive damping or weight_decay"
-            )
+            raise not_regular(f"the sketch holds {len(d)} of {p} directions")
         added, tail = self._estimated_tail(d**2, full) if estimated else (None, None)
+        directions = np.empty((len(d), p), dtype=B.dtype)
+        for where, columns in grams.float64_columns(B):  # rounded at the end: directions of small d stay orthogonal
+            directions[:, where] = (U / d).T @ columns
         named_tail = f", tail={engine.tail!r}" if "tail=" in repr(engine) else ""
         covariance = SketchedCovariance(
             damping,
             eigenvalues=d**2 + (shift if added is None else added),
-            directions=torch.from_numpy(_rotate_in_float64((U / d).T, self.buffer[: self.filled])),
+            directions=torch.from_numpy(directions),
             squared=d**2,
-            shift=shift,
+            floor=shift if added is None else 0.0,
             name=f"{type(engine).__name__}, rank {min(self.k, full):,} ({len(d):,} directions held){named_tail}",
             energy=self.energy,
             lost=self.lost,
             full_rank=full,
             added=added,
-            tail=tail,
+            added_tail=tail,
             accumulated=self.numbers(),
         )
         self.clear()
@@ -263,14 +249,14 @@ class DirectionsSketch(Accumulator):
         """
         r, k = len(squared), min(self.k, len(squared))
         missed = max(self.energy - float(squared.sum()), 0.0)
-        above = min(self.above, missed)
-        n_above, unheld_above = self.n_above, min(self.n_above, full - r)
+        above, n_above, unheld_above = min(self.above, missed), self.n_above, min(self.n_above, full - r)
+        each_above = above / max(n_above, 1)
         back = min(2 * self.shift, (missed - above) / max(k, 1))
         middle = (self.delta2 + 2 * self.shift) / 2
         rest = power_law(missed - above - k * back, full - k - unheld_above, middle, after=max(k, 1))
         added = np.concatenate([np.full(k, back), rest[: r - k]])
-        added[: n_above - unheld_above] += above / max(n_above, 1)
-        e = np.concatenate([np.full(unheld_above, above / max(n_above, 1)), rest[r - k :]])
+        added[: n_above - unheld_above] += each_above
+        e = np.concatenate([np.full(unheld_above, each_above), rest[r - k :]])
         e = e[e > 0]
         return added, PowerLawTail(e, self.n_rows - r) if len(e) else None
 
@@ -279,17 +265,18 @@ class DirectionsSketch(Accumulator):
             k = self.engine.planned_rank(self.expected_rows, block.shape[1], block.itemsize)
             self.k = min(SMALLEST_AUTO_RANK, k) if self.engine.rank == "auto" else k
             self.buffer = np.zeros((2 * self.k, block.shape[1]), dtype=block.dtype)
-        taken = 0
-        while taken < len(block):
-            fits = min(len(self.buffer) - self.filled, len(block) - taken)
-            self.buffer[self.filled : self.filled + fits] = block[taken : taken + fits]
-            self.filled += fits
-            taken += fits
+        while len(block):
+            fitting = block[: len(self.buffer) - self.filled]
+            self.buffer[self.filled : self.filled + len(fitting)] = fitting
+            self.filled += len(fitting)
+            block = block[len(fitting) :]
             if self.filled == len(self.buffer):
                 self._shrink()
 
     def _shrink(self, may_grow: bool = True) -> None:
         """Lines 4–9 of Algorithm 1, or a larger buffer where the rank is automatic and the spectrum has not decayed."""
+        from scipy.linalg.blas import dgemm, sgemm
+
         assert self.buffer is not None
         B = self.buffer[: self.filled]
         U, d = grams.left_singular(B, RELATIVE_ZERO)
@@ -302,45 +289,26 @@ class DirectionsSketch(Accumulator):
             if scores.shape != d.shape or scores.dtype.kind not in "fiub" or not np.isfinite(scores).all():
                 raise ValueError("score must return one finite number for each singular value")
             order = np.argsort(-scores.astype(np.float64), kind="stable")
-            kept, dropped = order[: self.k], order[self.k :]
+            kept, dropped = order[: self.k], d[order[self.k :]]
             delta = d[kept].min()
             scale = np.sqrt(np.maximum(d[kept] ** 2 - delta**2, 0.0)) / d[kept]
             self.shift += delta**2 / 2
-            self.lost += max(delta, d[dropped].max(initial=0.0)) ** 2
-            above = d[dropped][d[dropped] > delta]
+            self.lost += max(delta, dropped.max(initial=0.0)) ** 2
             self.delta2 = max(self.delta2, delta**2)
-            self.above += float((above**2).sum())
-            self.n_above = max(self.n_above, len(above))
+            self.above += float((dropped[dropped > delta] ** 2).sum())
+            self.n_above = max(self.n_above, int((dropped > delta).sum()))
         kept, scale = kept[scale > 0], scale[scale > 0]
-        self.buffer[: len(kept)] = _rotate((U[:, kept] * scale).T, B)
+        # All of a shrink is done by SciPy's BLAS: where two libraries take turns, their threads wait for each other.
+        gemm = dgemm if B.dtype == np.float64 else sgemm
+        self.buffer[: len(kept)] = gemm(1.0, B.T, np.asarray(U[:, kept] * scale, dtype=B.dtype, order="F")).T
         self.filled = len(kept)
 
     def _grow(self, d: np.ndarray) -> bool:
         assert self.buffer is not None
         if self.engine.rank != "auto" or d[self.k - 1] <= SEVERAL_ORDERS * d[0]:
             return False
-        p = self.buffer.shape[1]
-        k = min(2 * self.k, self.engine.planned_rank(self.expected_rows, p, self.buffer.itemsize))
-        if k == self.k:
-            return False
-        self.buffer = np.concatenate([self.buffer, np.zeros((2 * (k - self.k), p), dtype=self.buffer.dtype)])
-        self.k = k
-        return True
-
-
-# All of a shrink is done by SciPy's BLAS: where two libraries take turns, their threads wait for each other.
-
-
-def _rotate(R: np.ndarray, B: np.ndarray) -> np.ndarray:  # (r, m), (m, p) -> (r, p)
-    from scipy.linalg.blas import dgemm, sgemm
-
-    gemm = dgemm if B.dtype == np.float64 else sgemm
-    return gemm(1.0, B.T, np.asarray(R.T, dtype=B.dtype, order="F")).T
-
-
-def _rotate_in_float64(R: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """As `_rotate`, rounded only at the end, so that directions of small singular values stay orthogonal."""
-    result = np.empty((len(R), B.shape[1]), dtype=B.dtype)
-    for where, columns in grams.float64_columns(B):
-        result[:, where] = R @ columns
-    return result
+        p, before = self.buffer.shape[1], self.k
+        self.k = min(2 * before, self.engine.planned_rank(self.expected_rows, p, self.buffer.itemsize))
+        if self.k > before:
+            self.buffer = np.concatenate([self.buffer, np.zeros((2 * (self.k - before), p), dtype=self.buffer.dtype)])
+        return self.k > before

@@ -1,18 +1,13 @@
-"""A damped Gram matrix M + λI and its Cholesky factor in the memory of one square matrix.
-
-SciPy is imported inside the functions: `import deltaband` does without it.
-"""
+"""Gram matrices, their eigenvectors, and the Cholesky factor of M + λI in the memory of M."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import SingularMatrixError
 from ..network.gradient_batch import CHUNK_BYTES
-from ..storage.encoding import storable
 
 BLOCK_COLUMNS = 256
 
@@ -22,32 +17,20 @@ def empty(m: int) -> np.ndarray:
     return np.zeros((m, m), order="F")
 
 
-def add_gram(M: np.ndarray, X: np.ndarray) -> None:
-    """M += XᵀX, in the upper triangle and in place; X is (b, m), row by row in memory."""
+def add_gram(M: np.ndarray, X: np.ndarray, outer: bool = False) -> None:
+    """M += XᵀX for X (b, m), or XXᵀ if `outer` for X (m, c), in the upper triangle and in place; X row by row."""
     from scipy.linalg import blas
 
-    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, lower=0, overwrite_c=1), M)
-
-
-def add_outer_gram(M: np.ndarray, X: np.ndarray) -> None:
-    """M += XXᵀ, in the upper triangle and in place; X is (m, c), row by row in memory."""
-    from scipy.linalg import blas
-
-    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=1, lower=0, overwrite_c=1), M)
+    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=int(outer), lower=0, overwrite_c=1), M)
 
 
 def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return eigenvalues (m,) of M, largest first, and eigenvectors (m, m); from the upper triangle, and over it."""
     from scipy import linalg
 
+    np.negative(M, out=M)  # LAPACK begins with the smallest
     e, V = linalg.eigh(M, lower=False, driver="evd", overwrite_a=True, check_finite=False)
-    m = len(e)
-    for i in range(0, m // 2, BLOCK_COLUMNS):  # in place: numpy has no fast product with a reversed matrix
-        j = min(i + BLOCK_COLUMNS, m // 2)
-        left = V[:, i:j].copy()
-        V[:, i:j] = V[:, m - j : m - i][:, ::-1]
-        V[:, m - j : m - i] = left[:, ::-1]
-    return np.maximum(e[::-1], 0.0), V
+    return np.maximum(-e, 0.0), V
 
 
 def left_singular(B: np.ndarray, relative_zero: float) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +39,7 @@ def left_singular(B: np.ndarray, relative_zero: float) -> tuple[np.ndarray, np.n
         return np.zeros((0, 0)), np.zeros(0)
     C = empty(len(B))
     for _, columns in float64_columns(B):
-        add_outer_gram(C, columns)
+        add_gram(C, columns, outer=True)
     squared, U = eigh(C)
     r = int((squared > relative_zero**2 * squared[0]).sum())
     return U[:, :r], np.sqrt(squared[:r])
@@ -69,46 +52,30 @@ def float64_columns(B: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield slice(start, start + width), B[:, start : start + width].astype(np.float64, order="C")
 
 
-@storable
-@dataclass(frozen=True, eq=False)
-class DampedGram:
-    """A = M + λI for a positive semi-definite M.
+def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
+    """Put the Cholesky factor L of A = M + λI = LLᵀ below the diagonal and on it; M stays above it.
 
-    M stays in the upper triangle, the Cholesky factor L of A = LLᵀ lies in the lower one. Only the diagonal of M needs
-    memory of its own.
+    Returns:
+        The diagonal of M, m − ‖λA⁻¹‖²_F, and the relative rounding error of bᵀA⁻¹b.
     """
+    from scipy.linalg import lapack
 
-    damping: float
-    matrix: np.ndarray  # (m, m)
-    diagonal: np.ndarray  # (m,)
-    effective_size: float  # m − ‖λA⁻¹‖²_F
-    rounding: float  # relative, of bᵀA⁻¹b
+    diagonal = M.diagonal().copy()
+    _factorise(M, diagonal + damping)
+    X, info = lapack.dpotri(M, lower=1, overwrite_c=1)  # A⁻¹ over the factor
+    if info:
+        raise SingularMatrixError(f"the factor has a zero at {info}")
+    _check_in_place(X, M)
+    below = sum(float(np.square(damping * X[j + 1 :, j]).sum()) for j in range(len(X)))
+    norm_squared = float(np.square(damping * X.diagonal()).sum()) + 2 * below
+    return diagonal, len(M) - norm_squared, _factorise(M, diagonal + damping)
 
-    @classmethod
-    def factorised(cls, M: np.ndarray, damping: float) -> DampedGram:
-        """Take over a matrix, given in its upper triangle."""
-        diagonal = M.diagonal().copy()
-        _factorise(M, diagonal + damping)
-        effective_size = len(M) - _damped_inverse_norm_squared(M, damping)
-        return cls(damping, M, diagonal, effective_size, _factorise(M, diagonal + damping))
 
-    def half_solve(self, B: np.ndarray) -> np.ndarray:
-        """Return L⁻¹B, whose squared column norms are bᵀA⁻¹b; B is (m, b), column by column in memory."""
-        from scipy.linalg import blas
+def half_solve(L: np.ndarray, B: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """Return Z = L⁻¹B, whose squared column norms are bᵀA⁻¹b, or L⁻ᵀB, which makes A⁻¹B of Z."""
+    from scipy.linalg import blas
 
-        return blas.dtrsm(1.0, self.matrix, B, lower=1)
-
-    def solve_half_solved(self, Z: np.ndarray) -> np.ndarray:
-        """Return A⁻¹B from Z = L⁻¹B."""
-        from scipy.linalg import blas
-
-        return blas.dtrsm(1.0, self.matrix, Z, lower=1, trans_a=1)
-
-    def gram(self) -> np.ndarray:
-        """Return a copy of M, in the upper triangle."""
-        M = self.matrix.copy(order="F")
-        np.fill_diagonal(M, self.diagonal)
-        return M
+    return blas.dtrsm(1.0, L, B, lower=1, trans_a=int(transposed))
 
 
 def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
@@ -117,10 +84,9 @@ def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
 
     m = len(A)
     for i in range(0, m, BLOCK_COLUMNS):
-        j = min(i + BLOCK_COLUMNS, m)
+        j = i + BLOCK_COLUMNS
         A[j:, i:j] = A[i:j, j:].T
-        corner = np.triu(A[i:j, i:j], 1)
-        A[i:j, i:j] = corner + corner.T
+        A[i:j, i:j] = np.triu(A[i:j, i:j]) + np.triu(A[i:j, i:j], 1).T
     np.fill_diagonal(A, damped_diagonal)
     norm = max(float(np.abs(A[:, j : j + BLOCK_COLUMNS]).sum(axis=0).max()) for j in range(0, m, BLOCK_COLUMNS))
     L, info = lapack.dpotrf(A, lower=1, clean=0, overwrite_a=1)
@@ -133,20 +99,6 @@ def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
     return float(np.finfo(np.float64).eps / reciprocal_condition)
 
 
-def _damped_inverse_norm_squared(L: np.ndarray, damping: float) -> float:
-    """Return ‖λA⁻¹‖²_F by LAPACK's dpotri, which overwrites the factor: the caller factorises again."""
-    from scipy.linalg import lapack
-
-    X, info = lapack.dpotri(L, lower=1, overwrite_c=1)
-    if info:
-        raise SingularMatrixError(f"the factor has a zero at {info}")
-    _check_in_place(X, L)
-    total = float(np.square(damping * X.diagonal()).sum())
-    for j in range(len(X)):
-        total += 2 * float(np.square(damping * X[j + 1 :, j]).sum())
-    return total
-
-
 def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
-    # SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result.
+    """SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result."""
     assert np.shares_memory(result, matrix), "LAPACK worked on a copy"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from ..network.gradient_batch import GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_choice, check_positive_int, check_seed
 from . import gram as grams
-from .base import Accumulator, Engine, Known, reduced, register, shared
-from .cost import Cost, Problem
-from .residual_spectrum import ResidualSpectrum
+from .base import Accumulator, Engine, not_regular, reduced, register, shared
+from .cost import Cost, Known, Problem
 from .spectral import SpectralCovariance, effective
 
 RELATIVE_ZERO = 1e-12  # of the largest eigenvalue of GGᵀ: below is rounding, such as between equal landmarks
@@ -37,12 +36,10 @@ class Nystrom(Engine):
     """q, h and p* in the span of `landmarks` training rows: 32·landmarks² bytes, and the landmarks.
 
     What lies outside the span is measured; `tail="estimate"` adds an estimate of its part, `tail="none"` does not.
-    Equals `Exact()` where there are as many landmarks as rows.
+    Equals `Exact()` where there are as many landmarks as rows. `PredictionIntervals.fit` reads the data twice.
 
     `choose="random"` draws landmarks uniformly, `choose="leverage"` from twice as many rows by their leverage among
     these: that finds rows of a rare kind and tightens the bounds, but on ordinary data q and p* are no better.
-
-    The landmarks must be known before the first row, so `PredictionIntervals.fit` reads the data twice.
     """
 
     size_setting: ClassVar[str | None] = "landmarks"
@@ -66,14 +63,13 @@ class Nystrom(Engine):
 
     def cost(self, problem: Problem) -> Cost:
         n = problem.n_rows or self.sample_size
-        m, sample = min(self.landmarks, n), min(self.sample_size, n)
+        m = square = min(self.landmarks, n)
+        kept = min(self.sample_size, n)
         flops = (problem.n_rows or m) * (m * problem.product_flops + 3.0 * m**2) + 20.0 * m**3
-        if self.choose == "random":
-            return Cost(32.0 * m**2 + sample * problem.factor_bytes, flops, wants_rows=False)
-        # the eigenvectors of all candidates, and a copy of the chosen
-        square = 32.0 * min(CANDIDATES_PER_LANDMARK * m, n) ** 2
-        flops += 10.0 * (CANDIDATES_PER_LANDMARK * m) ** 3
-        return Cost(square + (sample + m) * problem.factor_bytes, flops, wants_rows=False)
+        if self.choose == "leverage":  # the eigenvectors of all candidates, and a copy of the chosen
+            square, kept = min(CANDIDATES_PER_LANDMARK * m, n), kept + m
+            flops += 10.0 * (CANDIDATES_PER_LANDMARK * m) ** 3
+        return Cost(32.0 * square**2 + kept * problem.factor_bytes, flops, wants_rows=False)
 
     def start(self, known: Known = Known()) -> NystromSums:
         sample = known.sample
@@ -84,20 +80,18 @@ class Nystrom(Engine):
         n_probes = min(PROBE_ROWS, spare if self.choose == "random" else spare // 2) if self.tail == "estimate" else 0
         n_candidates = len(sample) - n_probes
         basis = Basis.of(self.choose_landmarks(sample.between(0, n_candidates)))
-        pairs = 0.0
-        if n_probes > 1:
-            g = sample.between(n_candidates, len(sample))
-            phi = basis.coordinates(g)
-            E = g.inner(g) - phi @ phi.T
-            pairs = float(np.square(E).sum() - np.square(E.diagonal()).sum()) / (n_probes * (n_probes - 1))
+        if n_probes < 2:
+            return NystromSums(self, basis=basis)
+        g = sample.between(n_candidates, len(sample))
+        phi = basis.coordinates(g)
+        E = g.inner(g) - phi @ phi.T
+        pairs = float(np.square(E).sum() - np.square(E.diagonal()).sum()) / (n_probes * (n_probes - 1))
         return NystromSums(self, basis=basis, pairs=pairs)
 
     def choose_landmarks(self, candidates: GradientBatch) -> GradientBatch:
         """Return the landmarks out of some rows in random order."""
         m = self.landmarks
-        if len(candidates) <= m:
-            return candidates
-        if self.choose == "random":
+        if len(candidates) <= m or self.choose == "random":
             return candidates.between(0, m)
         # λ need not be known, and a sum over fewer rows would want another. The tail beyond m/2 directions as the
         # ridge (Musco & Musco 2017) makes the leverages Σⱼ u²ᵢⱼcⱼ/(cⱼ + ridge) sum up to at most m.
@@ -137,10 +131,8 @@ class Basis:
     def spans(self, other: Basis) -> bool:
         """Return whether the landmarks are the same, in the same order."""
         G, H = self.landmarks, other.landmarks
-        if G is H:
-            return True
-        if len(G) != len(H) or G.n_parameters != H.n_parameters or self.T.shape != other.T.shape:
-            return False
+        if G is H or len(G) != len(H) or G.n_parameters != H.n_parameters or self.T.shape != other.T.shape:
+            return G is H
         both = np.stack([G.inner(H).diagonal(), H.squared_norms])
         return bool(np.allclose(both, G.squared_norms, rtol=1e-9, atol=0.0))
 
@@ -188,15 +180,12 @@ class NystromSums(Accumulator):
         super().merge(other)
 
     def finalise(self, damping: float | None) -> NystromCovariance:
-        basis, gram, n = self.basis, self.gram, self.n_rows
-        if gram is None:
+        if self.gram is None:
             raise ValueError("no rows were given")
+        basis, n = self.basis, self.n_rows
         (m, r), p = basis.T.shape, basis.landmarks.n_parameters
         if damping == 0.0 and r < p:
-            raise ValueError(
-                f"damping 0 needs a regular JᵀJ, but the landmarks span {r} of {p} directions: "
-                "give a positive damping or weight_decay"
-            )
+            raise not_regular(f"the landmarks span {r} of {p} directions")
         unseen, squares, n_outside = self.unseen, self.unseen_squares, self.n_outside
         rounding = RELATIVE_ROUNDING * self.energy
         if r == p or (unseen <= rounding and (damping is None or rounding <= RELEVANT_ROUNDING * damping)):
@@ -205,15 +194,12 @@ class NystromSums(Accumulator):
             unseen, n_outside = rounding, n
         # Rows within the span, the landmarks first of all, are zero in E.
         tail = ResidualSpectrum(unseen, squares, self.pairs * max(n - m, 0) ** 2, n, rank=min(n_outside, p - r))
-        seen, sums, adds_tail = (
-            1 - unseen / self.energy if unseen else 1.0,
-            self.numbers(),
-            self.engine.tail == "estimate",
-        )
-        e, Q = grams.eigh(gram)
+        added = tail if self.engine.tail == "estimate" and unseen > 0 else None
+        seen, numbers = 1 - unseen / self.energy if unseen else 1.0, self.numbers()
+        e, Q = grams.eigh(self.gram)
         self.clear()
         rotated = Basis(basis.landmarks, basis.T @ Q)
-        return NystromCovariance(damping, e, rotated, tail, adds_tail and unseen > 0, seen, accumulated=sums)
+        return NystromCovariance(damping, e, rotated, tail, seen, added_tail=added, accumulated=numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,17 +208,12 @@ class NystromCovariance(SpectralCovariance):
 
     basis: Basis  # VQ
     tail: ResidualSpectrum
-    adds_tail: bool  # whether an estimate of the tail's part is added
     seen: float  # the part of ‖J‖² in the span
 
     @property
     def error_bound(self) -> float:
         R = self.tail.energy  # JᵀJ − VBVᵀ = [0 X; Xᵀ J⊥ᵀJ⊥], ‖X‖ ≤ ‖JV‖‖J⊥‖
         return (R + math.sqrt(R * (R + 4 * float(self.eigenvalues.max(initial=0.0))))) / 2
-
-    @property
-    def added_tail(self) -> ResidualSpectrum | None:
-        return self.tail if self.adds_tail else None
 
     @property
     def missed_parameters(self) -> float:
@@ -245,3 +226,62 @@ class NystromCovariance(SpectralCovariance):
     def describe(self) -> str:
         m, r = self.basis.T.shape
         return f"Nyström, {m:,} landmarks ({r:,} directions, {100 * self.seen:.4g} % of ‖J‖²)"
+
+
+@storable
+@dataclass(frozen=True)
+class ResidualSpectrum:
+    """What is known of E = J⊥J⊥ᵀ, and from it an estimate of the tail's part in q, h and p*.
+
+    With N = I − JV(B+λ)⁻¹VᵀJᵀ and Y = N^½J⊥, block inversion gives
+
+    I − H = N^½(I − W)N^½,  W = Y(YᵀY+λ)⁻¹Yᵀ,    p* = (n − tr N²) + 2 tr N²W − tr NWNW
+
+    exactly. The estimate takes N for its mean ν = tr N/n where it meets the tail (of the rows' freedom the directions
+    use some, the tail gets the rest), and the energy of J⊥ as spread evenly over eigenvalues up to twice their mean.
+    """
+
+    energy: float = 0.0  # R = tr E
+    squares: float = 0.0  # Σ E²ᵢᵢ
+    pairs: float = 0.0  # Σ E²ᵢⱼ over i ≠ j, estimated
+    n_rows: int = 1
+    rank: int = 0  # at most
+
+    def variance(self, e: np.ndarray, damping: Any) -> Any:
+        nu, _, second = self._spread(e, damping, self.pairs)
+        return nu / damping * second
+
+    def leverage(self, e: np.ndarray, damping: Any) -> Any:
+        return self._spread(e, damping, self.pairs)[1] / damping
+
+    def parameters(self, e: np.ndarray, damping: float) -> float:
+        nu, first, second = self._spread(e, damping, self.squares + self.pairs)
+        nu2 = 1 - effective(e, damping).sum() / self.n_rows  # tr N²/n
+        estimate = float(nu * self.energy / damping * (2 * nu2 * first - nu**2 * second))
+        return min(estimate, self.parameters_at_most(damping))
+
+    def parameters_at_most(self, damping: float) -> float:
+        """Return by how much p* can exceed that of B, whatever the tail; it is not smaller.
+
+        JVVᵀJᵀ has the eigenvalues of B, JJᵀ = JVVᵀJᵀ + E, and f(e) = 2h − h² is increasing and concave with f(0) = 0:
+        tr f(JVVᵀJᵀ) ≤ p* (Weyl) ≤ tr f(JVVᵀJᵀ) + tr f(E) (Rotfel'd), and tr f(E) ≤ rank·f(R/rank) (Jensen).
+        """
+        return self.rank * float(effective(self.energy / max(self.rank, 1), damping))
+
+    def _spread(self, e: np.ndarray, damping: Any, squares: float) -> tuple[Any, Any, Any]:
+        """Return ν and the spread, where `squares` are tr E²; a new row is in no E²ᵢᵢ: for it the pairs alone count."""
+        nu = 1 - (e / (e + np.expand_dims(damping, -1))).sum(axis=-1) / self.n_rows
+        # tr E²/tr E, the mean eigenvalue over the energy; at most tr E, whatever the estimate says
+        mean = min(squares / self.energy, self.energy) if self.energy else 0.0
+        return nu, *spread(2 * nu * mean / damping)
+
+
+def spread(x: Any) -> tuple[Any, Any]:
+    """Return the means of 1/(1+t) and of t/(1+t)² over t from 0 to x.
+
+    A tail of energy R, spread evenly over eigenvalues from 0 to xλ (which decay exponentially), has Σh and Σh² of R/λ
+    times these; a row with the energy ρ in it gets h and q of ρ/λ times these.
+    """
+    x = np.maximum(x, 1e-12)  # as good as 0
+    first = np.log1p(x) / x
+    return first, first - 1 / (1 + x)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
+from timeit import timeit
 
 import numpy as np
 
@@ -16,8 +15,8 @@ from .exact import Exact
 from .nystrom import Nystrom
 from .projection import RandomProjection
 
-LARGEST_AUTO_SIZE = 4096  # landmarks or dimensions; more are worth their time only where p* is in the thousands
-SMALLEST_AUTO_SIZE = 32
+# landmarks or dimensions; more are worth their time only where p* is in the thousands
+SMALLEST_AUTO_SIZE, LARGEST_AUTO_SIZE = 32, 4096
 LONGEST_EXACT_SECONDS = 3600.0  # after which an approximation is preferred to the exact method
 # how much longer a projection may take than landmarks: this many times, and some seconds
 SLOWDOWN_ALLOWED, SLOWDOWN_ALLOWED_SECONDS = 3.0, 600.0
@@ -34,8 +33,7 @@ class Option:
     @property
     def nbytes(self) -> float:
         """What a fit holds at its peak beside the model, the data and the chunk of rows in progress."""
-        recomputed = self.problem.recomputed_bytes if self.problem.recomputed else 0
-        return self.engine.cost(self.problem).nbytes + recomputed
+        return self.engine.cost(self.problem).nbytes + self.problem.recomputed * self.problem.recomputed_bytes
 
     @property
     def seconds(self) -> float:
@@ -66,13 +64,13 @@ class Plan:
     def __str__(self) -> str:
         n, p = self.problem.n_rows, self.problem.n_parameters
         rows = "an unknown number of" if n is None else f"{n:,}"
-        table = [(str(o), _readable(o.nbytes), _duration(o.seconds)) for o in self.options]
-        width = max(len(name) for name, _, _ in table)
-        lines = [f"n = {rows} rows, p = {p:,} parameters, {_readable(self.memory)} for the fit"]
+        width = max(len(str(option)) for option in self.options)
+        lines = [f"n = {rows} rows, p = {p:,} parameters, {_size(self.memory)} for the fit"]
         lines.append(f"  {'engine':<{width}}  {'memory':>8}  time, roughly")
-        for option, (name, size, duration) in zip(self.options, table, strict=True):
-            note = "" if option.nbytes <= self.memory else "  too large"
-            lines.append(f"{'→' if option is self.chosen else ' '} {name:<{width}}  {size:>8}  {duration:>6}{note}")
+        for option in self.options:
+            mark, note = "→" if option is self.chosen else " ", "" if option.nbytes <= self.memory else "  too large"
+            size, duration = _size(option.nbytes), _duration(option.seconds)
+            lines.append(f"{mark} {option!s:<{width}}  {size:>8}  {duration:>6}{note}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -81,18 +79,21 @@ class Plan:
 def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | None = None) -> Plan:
     """Return the plan for an engine of the user's choice, or for the best that fits into `memory` bytes.
 
-    By default that is half of what is free, or all of it where the user chose the engine. An approximation is made for
-    half of it: the other half is for its comparison with the exact method.
+    By default that is half of what is free, or all of it where the user chose the engine. An approximation gets half of
+    it: the other half is for its comparison with the exact method.
     """
     budget = memory if memory is not None else free_memory() * (0.5 if engine is None else 1.0)
-    exact = list(_exact(engine if engine is not None and engine.is_exact else Exact(), problem, budget))
-    preferred = {cls: list(_largest(cls, problem, budget / 2)) for cls in (Nystrom, RandomProjection)}
-    others = [cls for cls in registered_engines().values() if cls.is_planned and cls not in preferred]
-    options = [*exact, *(option for found in preferred.values() for option in found)]
-    options += [option for cls in others for option in _largest(cls, problem, budget / 2)]
+    exact = _exact(engine if engine is not None and engine.is_exact else Exact(), problem, budget)
+    nystrom, projection = (_largest(cls, problem, budget / 2) for cls in (Nystrom, RandomProjection))
+    others = [cls for cls in registered_engines().values() if cls.is_planned and cls not in (Nystrom, RandomProjection)]
+    options = [*exact, *nystrom, *projection, *(o for cls in others for o in _largest(cls, problem, budget / 2))]
     if engine is None:
-        wanted = [option for option in exact if option.seconds <= LONGEST_EXACT_SECONDS]
-        wanted += _preferred(preferred[RandomProjection], preferred[Nystrom])
+        # At equal memory a projection is the more accurate one (`python -m benchmarks.accuracy`), but it has to form
+        # every gradient, which takes longer the larger the network.
+        longest = [SLOWDOWN_ALLOWED * option.seconds + SLOWDOWN_ALLOWED_SECONDS for option in nystrom]
+        slow = any(option.seconds > limit for option in projection for limit in longest)
+        quick = [option for option in exact if option.seconds <= LONGEST_EXACT_SECONDS]
+        wanted = [*quick, *nystrom, *projection] if slow else [*quick, *projection, *nystrom]
     elif engine.is_exact:
         wanted = exact
     else:
@@ -102,54 +103,38 @@ def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | Non
     return Plan(problem, budget, tuple(options), chosen)
 
 
-def _preferred(projection: list[Option], nystrom: list[Option]) -> list[Option]:
-    """At equal memory a projection is the more accurate one (`python -m benchmarks.accuracy`), but it has to form every
-    gradient, which takes longer the larger the network."""
-    slow = any(a.seconds > SLOWDOWN_ALLOWED * b.seconds + SLOWDOWN_ALLOWED_SECONDS for a in projection for b in nystrom)
-    return [*nystrom, *projection] if slow else [*projection, *nystrom]
+def _exact(engine: Engine, problem: Problem, budget: float) -> list[Option]:
+    option, again = Option(engine, problem), Option(engine, replace(problem, recomputed=True))
+    helps = option.nbytes > budget and again.nbytes < option.nbytes and problem.n_rows is not None
+    return [option, again] if helps else [option]
 
 
-def _exact(engine: Engine, problem: Problem, budget: float) -> Iterator[Option]:
-    option = Option(engine, problem)
-    yield option
-    again = Option(engine, replace(problem, recomputed=True))
-    if option.nbytes > budget and again.nbytes < option.nbytes and problem.n_rows is not None:
-        yield again
-
-
-def _largest(cls: type[Engine], problem: Problem, budget: float) -> Iterator[Option]:
-    """Yield the engine of the largest size that fits, if one does and can be used."""
+def _largest(cls: type[Engine], problem: Problem, budget: float) -> list[Option]:
+    """Return the engine of the largest size that fits, if one does and can be used."""
     if cls.size_setting is None or (cls.needs_damping and not (problem.damped and problem.n_rows is not None)):
-        return
+        return []
+
+    def sized(size: int) -> Option:
+        return Option(cls(**{str(cls.size_setting): size}), problem)
+
     most = min(LARGEST_AUTO_SIZE, problem.n_rows or LARGEST_AUTO_SIZE, problem.n_parameters)
-    size = largest(lambda size: _sized(cls, size).cost(problem).nbytes <= budget, most)
-    if size >= SMALLEST_AUTO_SIZE and (problem.reiterable or not _sized(cls, size).sample_size):
-        yield Option(_sized(cls, size), problem)
+    size = largest(lambda size: sized(size).engine.cost(problem).nbytes <= budget, most)
+    usable = size >= SMALLEST_AUTO_SIZE and (problem.reiterable or not sized(size).engine.sample_size)
+    return [sized(size)] if usable else []
 
 
-def _sized(cls: type[Engine], size: int) -> Engine:
-    return cls(**{str(cls.size_setting): size})
-
-
-@lru_cache(maxsize=1)
+@cache
 def _flops_per_second() -> float:
     A = np.ones((512, 512))
     A @ A  # starts the threads
-    start = time.perf_counter()
-    for _ in range(4):
-        A @ A
-    return 4 * 2 * len(A) ** 3 / (time.perf_counter() - start)
+    return 4 * 2 * len(A) ** 3 / timeit(lambda: A @ A, number=4)
 
 
-def _readable(nbytes: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes / 1e3:.3g} kB"
+def _size(nbytes: float) -> str:
+    unit, size = next((each for each in (("GB", 1e9), ("MB", 1e6)) if nbytes >= each[1]), ("kB", 1e3))
+    return f"{nbytes / size:.3g} {unit}"
 
 
 def _duration(seconds: float) -> str:
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 1):.0f} s"
+    unit, size = next((each for each in (("h", 3600), ("min", 60)) if seconds >= 2 * each[1]), ("s", 1))
+    return f"{max(seconds / size, 1):.0f} {unit}"

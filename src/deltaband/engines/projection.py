@@ -22,28 +22,23 @@ import torch
 from ..network.gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_seed, is_whole_number
-from .base import Covariance, Engine, Known, Total, reduced, register
-from .cost import Cost, Problem
+from .base import Covariance, Engine, Total, not_regular, reduced, register
+from .cost import Cost, Known, Problem
 from .exact import Exact, ExactRows, accumulated_fields
 from .spectral import SpectralCovariance
 
-# With one entry, columns of large gradients that fall together stay together (measured: six times the error of q).
-# Two are nearly as good as four; eight or sixteen gain nothing.
-ENTRIES_PER_COLUMN = 4
+ENTRIES_PER_COLUMN = 4  # one has six times the error of q, two are nearly as good; eight or sixteen gain nothing
 COLUMNS_AT_ONCE = 10_000
-# Forming a number of a gradient and projecting it takes the way to memory and back, 5 to 8 ns: in that time a matrix
-# product does so many multiplications.
-FORMING_FLOPS = 250.0
+FORMING_FLOPS = 250.0  # of a matrix product, while a number of a gradient is formed and projected: 5 to 8 ns
 
 
 @register
 @dataclass(frozen=True)
 class RandomProjection(Engine):
-    """h = (Sg)ᵀ(SJᵀJSᵀ + μI)⁻¹Sg, the μ < λ making up for what `dim` dimensions cannot keep apart; q = h + λ ∂h/∂λ and
-    p* follow.
+    """h = (Sg)ᵀ(SJᵀJSᵀ + μI)⁻¹Sg, the μ < λ making up for what `dim` dimensions cannot keep apart; q = h + λ ∂h/∂λ.
 
-    It holds 8·dim² bytes, up to twice that where n is below dim or not known beforehand, and three times at the end,
-    for any number of parameters: neither S nor the rows of J ever exist as a whole. Equals `Exact()` where dim ≥ p.
+    It holds 8·dim² bytes, up to twice that where n is below dim or not known beforehand, and three times at the end:
+    neither S nor the rows of J ever exist as a whole. Equals `Exact()` where dim ≥ p.
 
     While tr H < dim there is next to no error on average over seeds, so dim should be above p*. With one seed h and q
     of a row unlike the training rows are off by about √(2/(dim − tr H²))·h, of others by less. Where λ is so small that
@@ -65,16 +60,9 @@ class RandomProjection(Engine):
     def cost(self, problem: Problem) -> Cost:
         if self.dim >= problem.n_parameters:
             return Exact().cost(problem)
-        projected = replace(
-            problem,
-            n_parameters=self.dim,
-            itemsize=8,
-            factor_bytes=8 * self.dim,
-            inner_flops=0.0,
-            damped=False,  # the eigenvectors are needed in any case
-            recomputed=False,
-        )
-        inside = Exact().cost(projected)
+        dim = self.dim  # damped=False: the eigenvectors are needed in any case
+        projected = replace(problem, n_parameters=dim, itemsize=8, factor_bytes=8 * dim, inner_flops=0.0, damped=False)
+        inside = Exact().cost(replace(projected, recomputed=False))
         forming = (problem.n_rows or self.dim) * FORMING_FLOPS * problem.n_parameters
         return Cost(inside.nbytes, forming + inside.flops, wants_rows=False)
 
@@ -85,8 +73,8 @@ class RandomProjection(Engine):
         return replace(self, dim=max(1, math.ceil(share * self.dim)))
 
     def resume(self, covariance: Covariance, n_rows: int, n_parameters: int) -> ProjectedRows:
-        inner = covariance.exact if isinstance(covariance, ProjectedCovariance) else covariance
-        return ProjectedRows(self, n_rows=n_rows, n_parameters=n_parameters, **accumulated_fields(inner))
+        exact = covariance.exact if isinstance(covariance, ProjectedCovariance) else covariance
+        return ProjectedRows(self, n_rows=n_rows, n_parameters=n_parameters, **accumulated_fields(exact))
 
 
 @dataclass
@@ -103,33 +91,27 @@ class ProjectedRows(ExactRows):
             super().update(batch)
 
     def check_mergeable(self, other: ProjectedRows) -> None:
-        if self.engine != other.engine:
-            raise ValueError(f"different projections cannot be merged: {self.engine!r} and {other.engine!r}")
+        super().check_mergeable(other)
         p = {self.n_parameters, other.n_parameters} - {0}
         if len(p) > 1:
             raise ValueError(f"projections of different numbers of parameters cannot be merged: {min(p)} and {max(p)}")
 
     def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
-        if not super().all_reduce(total, n_rows, min(self.engine.dim, n_parameters)):
-            return False
         self.n_parameters = n_parameters
-        return True
+        return super().all_reduce(total, n_rows, min(self.engine.dim, n_parameters))
 
     def finalise(self, damping: float | None) -> Covariance:
         S, full_rank = self._projection(), min(self.n_rows, self.n_parameters)
         if S is None:
             return super().finalise(damping)
         if damping == 0.0:  # what S leaves out cannot be told from what J does not determine
-            raise ValueError(
-                f"damping 0 needs a regular JᵀJ, but the projection holds {S.dim} of {S.n_parameters} directions: "
-                "give a positive damping or weight_decay"
-            )
+            raise not_regular(f"the projection holds {S.dim} of {S.n_parameters} directions")
         exact = super().finalise(None).eigendecomposed()
         return ProjectedCovariance(damping, exact.eigenvalues, S, exact, full_rank)
 
     def _projection(self) -> Projection | None:
-        dim, p = self.engine.dim, self.n_parameters
-        return Projection(dim, p, self.engine.seed) if dim < p else None
+        S = Projection(self.engine.dim, self.n_parameters, self.engine.seed)
+        return S if S.dim < S.n_parameters else None
 
 
 @storable
@@ -148,31 +130,25 @@ class Projection:
 
     def __call__(self, g: GradientBatch) -> GradientBatch:
         """Return gSᵀ, row by row."""  # (b, p) -> (b, r)
-        projected = np.empty((len(g), self.dim))
-        width = min(COLUMNS_AT_ONCE, self.n_parameters)
-        end = 0
-        for batch in g.split(max(1, CHUNK_BYTES // (8 * max(width, self.dim)))):
-            start, end = end, end + len(batch)
-            projected[start:end] = self._project(batch, width).T
-        return GradientBatch.of(torch.from_numpy(projected))
-
-    def _project(self, g: GradientBatch, width: int) -> np.ndarray:  # (r, b)
         from scipy.sparse import csc_array
 
-        projected = np.zeros((self.dim, len(g)))
-        start = 0
-        for columns in g.columns(width):
-            at, values = self.entries(start, columns.shape[1])
-            ends = at.shape[1] * np.arange(len(at) + 1, dtype=np.int32)
-            projected += csc_array((values.ravel(), at.ravel(), ends), shape=(self.dim, len(at))) @ columns.T
-            start += len(at)
-        return projected
+        projected, end = np.empty((len(g), self.dim)), 0
+        width = min(COLUMNS_AT_ONCE, self.n_parameters)
+        for batch in g.split(max(1, CHUNK_BYTES // (8 * max(width, self.dim)))):
+            start, end = end, end + len(batch)
+            total, column = np.zeros((self.dim, len(batch))), 0
+            for columns in batch.columns(width):
+                at, values = self.entries(column, columns.shape[1])
+                ends = at.shape[1] * np.arange(len(at) + 1, dtype=np.int32)
+                total += csc_array((values.ravel(), at.ravel(), ends), shape=(self.dim, len(at))) @ columns.T
+                column += len(at)
+            projected[start:end] = total.T
+        return GradientBatch.of(torch.from_numpy(projected))
 
     def entries(self, start: int, width: int) -> tuple[np.ndarray, np.ndarray]:  # (width, 4) twice
-        """Return where the entries of some columns are, and what they are.
+        """Return where the entries of some columns are, and what they are, whichever others are asked for.
 
-        Each from a raw 64-bit word of a stream that NumPy never changes, the place from its lowest 31 bits taken as a
-        fraction. The stream can be entered anywhere, so a column is the same whichever others are asked for.
+        Each comes from a raw 64-bit word of a stream that NumPy never changes, the place from its lowest 31 bits.
         """
         count = min(ENTRIES_PER_COLUMN, self.dim)
         words = np.random.PCG64(self.seed).advance(start * count).random_raw((width, count)).view(np.int64)
@@ -191,17 +167,16 @@ class ProjectedCovariance(SpectralCovariance):
 
     @property
     def effective_parameters(self) -> float:
-        return float(min(self._equivalent(self.chosen_damping).effective_parameters, self.full_rank))
+        return float(min(self._equivalent().effective_parameters, self.full_rank))
 
     @property
     def resolves_damping(self) -> bool:
-        return self._equivalent(self.chosen_damping).reached
+        return self._equivalent().reached
 
     @property
     def missed_parameters(self) -> float:
         """About the standard error of p* over seeds; all that there could be where λ is not resolved."""
-        room = self.full_rank - self.effective_parameters
-        equivalent = self._equivalent(self.chosen_damping)
+        room, equivalent = self.full_rank - self.effective_parameters, self._equivalent()
         return min(equivalent.standard_error, room) if equivalent.reached else room
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
@@ -209,13 +184,13 @@ class ProjectedCovariance(SpectralCovariance):
         return np.maximum(self._weighed(g, np.stack(weights, axis=1)), 0.0)  # a difference, noise where q is nothing
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
-        return self._weighed(g, self._equivalent(self.chosen_damping).y)
+        return self._weighed(g, self._equivalent().y)
 
     def describe(self) -> str:
         return f"random projection of {self.S.n_parameters:,} to {self.S.dim:,} dimensions"
 
-    def _equivalent(self, damping: float) -> Equivalent:
-        return Equivalent.of(self.eigenvalues, self.S.dim, damping)
+    def _equivalent(self, damping: float | None = None) -> Equivalent:
+        return Equivalent.of(self.eigenvalues, self.S.dim, self.chosen_damping if damping is None else damping)
 
     def _weighed(self, g: GradientBatch, weights: np.ndarray) -> np.ndarray:  # (b,) or (b, ·)
         return np.concatenate([self.squared_projections(batch) @ weights for batch in self.S.batches(g)])

@@ -1,14 +1,16 @@
-"""JᵀJ in its eigenbasis: one projection of g answers q and h for every λ."""
+"""JᵀJ in its eigenbasis, or in that of a sketch: one projection of g answers q and h for every λ."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
+from torch import Tensor
 
 from ..network.gradient_batch import GradientBatch
+from ..storage.encoding import storable
 from .base import Covariance
 
 
@@ -20,16 +22,12 @@ class Spectrum(NamedTuple):
 
 
 class Tail(Protocol):
-    """An estimate of what directions that are not held add, beside the eigenvalues e of those that are."""
+    """An estimate of what directions that are not held add to those with the eigenvalues e: q and h of a new row over
+    its ρ = g·g − Σ (vⱼ·g)², and a part of p*."""
 
-    def variance(self, e: np.ndarray, damping: Any) -> Any:
-        """Return q of a new row over its ρ = g·g − Σ (vⱼ·g)²."""
-
-    def leverage(self, e: np.ndarray, damping: Any) -> Any:
-        """Return h of a new row over its ρ."""
-
-    def parameters(self, e: np.ndarray, damping: float) -> float:
-        """Return what is to be added to p*."""
+    def variance(self, e: np.ndarray, damping: Any) -> Any: ...
+    def leverage(self, e: np.ndarray, damping: Any) -> Any: ...
+    def parameters(self, e: np.ndarray, damping: float) -> float: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +41,8 @@ class SpectralCovariance(Covariance):
     """
 
     eigenvalues: np.ndarray  # (r,) largest first
+    floor: float = field(default=0.0, kw_only=True)
+    added_tail: Tail | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)
@@ -52,16 +52,6 @@ class SpectralCovariance(Covariance):
         """Return (vⱼ·g)² and g·g − Σ (vⱼ·g)²."""
         z2 = self.squared_projections(g)
         return z2, np.maximum(g.squared_norms - z2.sum(axis=1), 0.0)
-
-    @property
-    def floor(self) -> float:
-        """The eigenvalue along all other directions."""
-        return 0.0
-
-    @property
-    def added_tail(self) -> Tail | None:
-        """The estimate for the other directions."""
-        return None
 
     def at(self, damping: float) -> Self:
         """Return the same J with another λ."""
@@ -101,6 +91,111 @@ class SpectralCovariance(Covariance):
 
     def eigendecomposed(self) -> SpectralCovariance:
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class SketchedCovariance(SpectralCovariance):
+    """Algorithm 3: eⱼ = d²ⱼ + λ' over the held directions, and the floor λ' for all others; with what the sketch lost.
+
+    Where there are `added`, each held direction gets that instead of λ', and a tail has eigenvalues along the others.
+    """
+
+    directions: Tensor  # (r, p), orthonormal
+    squared: np.ndarray  # (r,) d²
+    name: str
+    energy: float  # ‖J‖²_F
+    lost: float  # 0 ≤ JᵀJ − BᵀB ≤ lost · I
+    full_rank: int  # min(n, p)
+    added: np.ndarray | None = None  # (r,)
+    added_tail: PowerLawTail | None = field(default=None, kw_only=True)
+
+    @property
+    def error_bound(self) -> float:
+        if self.added is None:
+            return max(self.floor, self.lost - self.floor)
+        largest = 0.0 if self.added_tail is None else float(self.added_tail.eigenvalues.max())
+        return max(self.lost, float(self.added.max(initial=0.0)), largest)  # what stands in for JᵀJ − BᵀB is ≥ 0 too
+
+    @property
+    def missed_parameters(self) -> float:
+        """The j-th eigenvalue of JᵀJ lies between d²ⱼ and d²ⱼ + lost, and they sum up to the energy ‖J‖²_F.
+
+        p* sums f(e) = 2h − h², concave with slope at most 2/λ: two upper bounds. With an estimated tail p* may also be
+        too large, so there this bounds its error on either side.
+        """
+        damping, lost = self.chosen_damping, self.lost
+        n_unheld = self.full_rank - len(self.squared)
+        at_least = float(effective(self.squared, damping).sum())
+        at_most = effective(self.squared + lost, damping).sum() + n_unheld * effective(lost, damping)
+        if damping > 0:
+            at_most = min(at_most, at_least + 2 * max(self.energy - self.squared.sum(), 0.0) / damping)
+        found = self.effective_parameters
+        return max(float(at_most) - found, 0.0 if self.added is None else found - at_least, 0.0)
+
+    def squared_projections(self, g: GradientBatch) -> np.ndarray:
+        return (g.rows().to(self.directions) @ self.directions.T).cpu().double().numpy() ** 2
+
+    def split(self, g: GradientBatch) -> tuple[np.ndarray, np.ndarray]:
+        rows = g.rows().to(self.directions)
+        z = rows @ self.directions.T
+        # As a norm, not as the difference of two: in float32 that would lose all that a small λ shows.
+        return z.cpu().double().numpy() ** 2, GradientBatch.of(rows - z @ self.directions).squared_norms
+
+    def describe(self) -> str:
+        return self.name
+
+
+@storable
+@dataclass(frozen=True)
+class PowerLawTail:
+    """Of n rows and r held directions, N = n − r; hᵢ = eᵢ/(eᵢ+λ), and 0 until there are N; ρ = g·g − Σ (vⱼ·g)²:
+
+    h = ρ·N/Σe · h̄/(1 − h̄),    q = ρ·N/Σe · Var h/(1 − h̄)²,    p* = Σ 2h − h².
+
+    That is a row left out of N rows with these eigenvalues, on average: with C = (K+λI)⁻¹ it has h = 1/(λCᵢᵢ) − 1 and
+    q = (C²)ᵢᵢ/C²ᵢᵢ − 1; the mean of λCᵢᵢ is 1 − h̄, and that of λ²(C²)ᵢᵢ the mean of (1 − h)².
+    """
+
+    eigenvalues: np.ndarray  # all above 0
+    n_rows: int  # N, at least as many
+
+    def variance(self, e: np.ndarray, damping: float) -> float:
+        h, mean, free = self._leverages(damping)
+        spread = float(np.square(h - mean).sum()) + (self.n_rows - len(h)) * mean**2  # N·Var h
+        return spread / (float(self.eigenvalues.sum()) * free**2) if free > 0 else 0.0
+
+    def leverage(self, e: np.ndarray, damping: float) -> float:
+        _, mean, free = self._leverages(damping)
+        return self.n_rows * mean / (float(self.eigenvalues.sum()) * free) if free > 0 else 0.0
+
+    def parameters(self, e: np.ndarray, damping: float) -> float:
+        return float(effective(self.eigenvalues, damping).sum())
+
+    def _leverages(self, damping: float) -> tuple[np.ndarray, float, float]:
+        """Return h without its zeros, h̄, and 1 − h̄, without a difference of nearly equal numbers."""
+        N, e = self.n_rows, self.eigenvalues
+        h = e / (e + damping)
+        return h, float(h.sum()) / N, (float((damping / (e + damping)).sum()) + N - len(e)) / N
+
+
+def power_law(energy: float, count: int, largest: float, after: int) -> np.ndarray:  # (count,)
+    """Continue a spectrum after its `after`-th eigenvalue, which is `largest`:
+
+    eᵢ = largest·(1 + i/after)^(−a),  i = 1, …, count,  with the a ≥ 0 that makes their sum the `energy`;
+
+    all of them equal where the energy exceeds count·largest.
+    """
+    if count <= 0 or energy <= 0 or largest <= 0:
+        return np.zeros(max(count, 0))
+    log = np.log1p(np.arange(1, count + 1) / after)
+    low, high = 0.0, 0.0 if energy >= count * largest else 1.0
+    while high > 0 and largest * np.exp(-high * log).sum() > energy:
+        low, high = high, 2 * high
+    for _ in range(50 if high else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if largest * np.exp(-middle * log).sum() > energy else (low, middle)
+    e = largest * np.exp(-low * log)
+    return e * (energy / e.sum())
 
 
 def effective(e: Any, damping: float) -> Any:

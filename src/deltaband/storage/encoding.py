@@ -17,7 +17,8 @@ from torch import Tensor
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64)}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+COLLECTIONS: dict[str, Callable[..., Any]] = {"tuple": tuple, "set": frozenset}
 OWN = __name__.partition(".")[0]  # the package whose names nobody else can take
 _REGISTERED: dict[str, Any] = {}
 
@@ -62,37 +63,38 @@ class Encoder:
         self._alive: list[Any] = []  # an address identifies an object only as long as the object exists
 
     def __call__(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | str):
-            return value
-        if isinstance(value, int | np.integer):
-            return int(value)
-        if isinstance(value, float | np.floating):
-            return float(value) if math.isfinite(value) else {"float": str(float(value))}
-        if isinstance(value, np.ndarray):
-            return {"array": self._array(_as_tensor(value))}
-        if isinstance(value, Tensor):
-            return {"tensor": self._array(value.detach().cpu())}
-        if isinstance(value, torch.dtype):
-            return {"dtype": str(value).removeprefix("torch.")}
-        if isinstance(value, slice):
-            return {"slice": [value.start, value.stop]}
-        if type(value) in self.hooks:
-            return self._replaced(value)
         cls = type(value)
-        if _REGISTERED.get(cls.__name__) is cls:
-            tree = {"class": cls.__name__, "fields": {n: self._field(getattr(value, n)) for n in field_names(cls)}}
-            return tree if _is_own(cls) else {**tree, "module": cls.__module__}
-        if isinstance(value, list):
-            return [self(each) for each in value]
-        if isinstance(value, tuple | frozenset):
-            kind = "tuple" if isinstance(value, tuple) else "set"
-            return {kind: [self(each) for each in (value if kind == "tuple" else sorted(value, key=repr))]}
-        if isinstance(value, Mapping):
-            return {"dict": [[self(key), self(each)] for key, each in value.items()]}
-        raise TypeError(
-            f"{cls.__name__} is not registered and cannot be saved: decorate an engine with @register, another "
-            "dataclass with @storable"
-        )
+        match value:
+            case None | bool() | str():
+                return value
+            case int() | np.integer():
+                return int(value)
+            case float() | np.floating():
+                return float(value) if math.isfinite(value) else {"float": str(float(value))}
+            case np.ndarray():  # torch supports neither negative strides nor read-only memory
+                plain = value.flags.writeable and all(stride >= 0 for stride in value.strides)
+                return {"array": self._array(torch.from_numpy(value if plain else value.copy()))}
+            case Tensor():
+                return {"tensor": self._array(value.detach().cpu())}
+            case torch.dtype():
+                return {"dtype": str(value).removeprefix("torch.")}
+            case slice():
+                return {"slice": [value.start, value.stop]}
+            case _ if cls in self.hooks:
+                return self._replaced(value)
+            case _ if _REGISTERED.get(cls.__name__) is cls:
+                tree = {"class": cls.__name__, "fields": {n: self._field(getattr(value, n)) for n in field_names(cls)}}
+                return tree if _is_own(cls) else {**tree, "module": cls.__module__}
+            case list():
+                return [self(each) for each in value]
+            case tuple():
+                return {"tuple": [self(each) for each in value]}
+            case frozenset():
+                return {"set": [self(each) for each in sorted(value, key=repr)]}
+            case Mapping():
+                return {"dict": [[self(key), self(each)] for key, each in value.items()]}
+        advice = "decorate an engine with @register, another dataclass with @storable"
+        raise TypeError(f"{cls.__name__} is not registered and cannot be saved: {advice}")
 
     def _field(self, value: Any) -> Any:
         """Encode a field; of a function only the name is kept."""
@@ -118,8 +120,7 @@ class Encoder:
 
     def _replaced(self, value: Any) -> Any:
         if id(value) not in self._hooked:
-            index = len(self._hooked)
-            about = self(self.hooks[type(value)](value))
+            index, about = len(self._hooked), self(self.hooks[type(value)](value))
             self._hooked[id(value)] = {"hook": type(value).__name__, "index": index, "about": about}
             self._alive.append(value)
         return self._hooked[id(value)]
@@ -138,8 +139,7 @@ class Decoder:
             return [self(each) for each in tree]
         if not isinstance(tree, dict):
             return tree
-        kind = next(iter(tree))
-        value = tree[kind]
+        kind, value = next(iter(tree.items()))
         match kind:
             case "float":
                 return float(value)
@@ -149,10 +149,8 @@ class Decoder:
                 return DTYPES[value]
             case "slice":
                 return slice(*value)
-            case "tuple":
-                return tuple(self(each) for each in value)
-            case "set":
-                return frozenset(self(each) for each in value)
+            case "tuple" | "set":
+                return COLLECTIONS[kind](map(self, value))
             case "dict":
                 return {self(key): self(each) for key, each in value}
             case "function":
@@ -162,8 +160,10 @@ class Decoder:
                     self._made[value, tree["index"]] = self._hooks[value](self(tree["about"]))
                 return self._made[value, tree["index"]]
             case "class":
-                cls = registered(value, tree.get("module"))
-                return _instance(cls, {name: self(each) for name, each in tree["fields"].items()})
+                cls, values = registered(value, tree.get("module")), tree["fields"]
+                if not isinstance(cls, type) or tuple(values) != field_names(cls):
+                    raise ValueError(f"{cls.__name__} has other fields than the file: {', '.join(values)}")
+                return cls(**{name: self(each) for name, each in values.items()})
         raise ValueError(f"unknown kind of value {kind!r}")
 
     def _array(self, kind: str, name: str, order: list[int]) -> Any:
@@ -181,20 +181,7 @@ def describe_setting(value: Any) -> str:
         return f"{type(value).__name__}({', '.join(settings)})"
     if isinstance(value, partial):
         return describe_setting(value.func)
-    if callable(value):
-        return str(getattr(value, "__name__", type(value).__name__))
-    return repr(value)
-
-
-def _instance(cls: Any, values: dict[str, Any]) -> Any:
-    if not isinstance(cls, type) or tuple(values) != field_names(cls):
-        raise ValueError(f"{cls.__name__} has other fields than the file: {', '.join(values)}")
-    if not is_dataclass(cls) or cls.__dataclass_params__.init:  # type: ignore[attr-defined]
-        return cls(**values)
-    made = object.__new__(cls)  # a dataclass(init=False), whose constructor computes the fields from something else
-    for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+    return str(getattr(value, "__name__", type(value).__name__)) if callable(value) else repr(value)
 
 
 def _missing_function(name: str) -> Callable[..., Any]:
@@ -206,9 +193,3 @@ def _missing_function(name: str) -> Callable[..., Any]:
 
 def _is_own(cls: Any) -> bool:
     return str(cls.__module__).partition(".")[0] == OWN
-
-
-def _as_tensor(array: np.ndarray) -> Tensor:
-    """Return a tensor on the array's memory; torch supports neither negative strides nor read-only memory."""
-    plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.from_numpy(array if plain else array.copy())
