@@ -69,7 +69,7 @@ def network_dtype(model: nn.Module) -> torch.dtype:
 
 
 @contextmanager
-def _current_folder_first() -> Iterator[None]:
+def current_folder_first() -> Iterator[None]:
     """Put the current folder first in `sys.path`, as `python -m` does, and after what is installed afterwards."""
     here = str(Path.cwd())
     if here in sys.path[:-1]:  # the user has put it there
@@ -82,7 +82,7 @@ def _current_folder_first() -> Iterator[None]:
         sys.path[:] = [*(each for each in sys.path if each != here), here]
 
 
-@_current_folder_first()
+@current_folder_first()
 def _make_network(model: str) -> nn.Module:
     module_name, _, path = model.partition(":")
     if not module_name or not path:
