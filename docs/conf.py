@@ -44,8 +44,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(collections|matplotlib|np|numpy|nn|pandas|pathlib|sklearn|torch|typing)\..*"),
     ("py:.*", r"deltaband\.(calibration|data|display|engines|fitting|network|storage)\..*"),
 ]
-OTHERS = """Any Axes BaseEstimator Callable DataFrame Engine Module ParameterChoice RegressorMixin Score Self Sequence Side
-SpectralCovariance Spectrum Tensor"""
+OTHERS = """Any Axes BaseEstimator Callable DataFrame Engine Module ParameterChoice RegressorMixin Score Self Sequence
+Side SpectralCovariance Spectrum Tensor"""
 nitpick_ignore = [("py:class", name) for name in OTHERS.split()]
 
 html_theme = "furo"

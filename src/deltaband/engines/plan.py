@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from timeit import timeit
 
 import numpy as np
@@ -58,8 +58,18 @@ class Plan:
 
     problem: Problem
     memory: float  # bytes
-    options: tuple[Option, ...]
+    engine: Engine | None  # the user's; None: the best that fits
     chosen: Option | None
+
+    @cached_property
+    def options(self) -> tuple[Option, ...]:
+        """All engines that could be taken, each as large as memory allows."""
+        problem, engine, memory = self.problem, self.engine, self.memory
+        given = [] if engine is None or engine.is_exact else [Option(engine, problem)]
+        exact = _exact(engine if engine is not None and engine.is_exact else Exact(), problem, memory)
+        preferred = [Nystrom, RandomProjection]
+        others = [cls for cls in registered_engines().values() if cls.is_planned and cls not in preferred]
+        return (*given, *exact, *(option for cls in [*preferred, *others] for option in _largest(cls, problem, memory / 2)))
 
     def __str__(self) -> str:
         n, p = self.problem.n_rows, self.problem.n_parameters
@@ -68,7 +78,7 @@ class Plan:
         lines = [f"n = {rows} rows, p = {p:,} parameters, {_size(self.memory)} for the fit"]
         lines.append(f"  {'engine':<{width}}  {'memory':>8}  time, roughly")
         for option in self.options:
-            mark, note = "→" if option is self.chosen else " ", "" if option.nbytes <= self.memory else "  too large"
+            mark, note = "→" if option == self.chosen else " ", "" if option.nbytes <= self.memory else "  too large"
             size, duration = _size(option.nbytes), _duration(option.seconds)
             lines.append(f"{mark} {option!s:<{width}}  {size:>8}  {duration:>6}{note}")
         return "\n".join(lines)
@@ -83,24 +93,26 @@ def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | Non
     it: the other half is for its comparison with the exact method.
     """
     budget = memory if memory is not None else free_memory() * (0.5 if engine is None else 1.0)
-    exact = _exact(engine if engine is not None and engine.is_exact else Exact(), problem, budget)
-    nystrom, projection = (_largest(cls, problem, budget / 2) for cls in (Nystrom, RandomProjection))
-    others = [cls for cls in registered_engines().values() if cls.is_planned and cls not in (Nystrom, RandomProjection)]
-    options = [*exact, *nystrom, *projection, *(o for cls in others for o in _largest(cls, problem, budget / 2))]
     if engine is None:
-        # At equal memory a projection is the more accurate one (`python -m benchmarks.accuracy`), but it has to form
-        # every gradient, which takes longer the larger the network.
-        longest = [SLOWDOWN_ALLOWED * option.seconds + SLOWDOWN_ALLOWED_SECONDS for option in nystrom]
-        slow = any(option.seconds > limit for option in projection for limit in longest)
-        quick = [option for option in exact if option.seconds <= LONGEST_EXACT_SECONDS]
-        wanted = [*quick, *nystrom, *projection] if slow else [*quick, *projection, *nystrom]
-    elif engine.is_exact:
-        wanted = exact
+        wanted = [option for option in _exact(Exact(), problem, budget) if option.seconds <= LONGEST_EXACT_SECONDS]
     else:
-        wanted = [Option(engine, problem)]
-        options = [*wanted, *options]
+        wanted = _exact(engine, problem, budget) if engine.is_exact else [Option(engine, problem)]
     chosen = next((option for option in wanted if option.nbytes <= budget), None)
-    return Plan(problem, budget, tuple(options), chosen)
+    if chosen is None and engine is None:
+        chosen = next(iter(_approximations(problem, budget)), None)
+    return Plan(problem, budget, engine, chosen)
+
+
+def _approximations(problem: Problem, budget: float) -> list[Option]:
+    """Return what stands in for the exact method, the better first.
+
+    At equal memory a projection is the more accurate one (`python -m benchmarks.accuracy`), but it has to form every
+    gradient, which takes longer the larger the network.
+    """
+    nystrom, projection = (_largest(cls, problem, budget / 2) for cls in (Nystrom, RandomProjection))
+    limits = [SLOWDOWN_ALLOWED * option.seconds + SLOWDOWN_ALLOWED_SECONDS for option in nystrom]
+    is_slow = any(option.seconds > limit for option in projection for limit in limits)
+    return nystrom + projection if is_slow else projection + nystrom
 
 
 def _exact(engine: Engine, problem: Problem, budget: float) -> list[Option]:
