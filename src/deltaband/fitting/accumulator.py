@@ -17,11 +17,17 @@ from ..data.row_record import RowRecord, Sample, pair_hashes, share_by_chance
 from ..engines import Accumulator, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
-from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, StoredBlock
+from ..network.gradient_batch import (
+    CHUNK_ROWS_AT_LEAST,
+    MERGED_BYTES,
+    PRODUCT_ROWS,
+    GradientBatch,
+    Recomputed,
+    StoredBlock,
+)
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
 from ..network.model_copy import plain_autograd
 from ..network.network import Network, OutputShape
-from ..network.recomputed import Recomputed
 from ..storage.encoding import storable
 from . import accuracy
 from .fit import Fit, RowBuffer, checked_gradients, evaluate_sample

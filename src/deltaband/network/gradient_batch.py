@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.inputs import Inputs
 from ..storage.encoding import storable
 from .layers.factors import DenseRows, Part, alike, inner, stacked
+
+if TYPE_CHECKING:
+    from .network import Network
 
 # A chunk of rows that fits the processor's cache is two to three times faster to compute than one that does not, but
 # a handful of rows wastes the matrix products that follow.
@@ -31,13 +35,9 @@ class Block(Protocol):
     def n_parameters(self) -> int: ...
 
     @property
-    def rows_in_memory(self) -> int:
-        """How many rows, those of other blocks included, should have their parts in memory at once."""
-        ...
+    def rows_in_memory(self) -> int: ...  # how many, with those of other blocks, should have their parts there at once
 
-    def parts(self) -> Sequence[Part]:
-        """Return the parts, each of the same rows."""
-        ...
+    def parts(self) -> Sequence[Part]: ...  # each of the same rows
 
 
 @storable
@@ -57,6 +57,29 @@ class StoredBlock:
 
     def parts(self) -> Sequence[Part]:
         return self.stored
+
+
+@storable
+@dataclass(frozen=True)
+class Recomputed:
+    """A block of which only the inputs are kept: its parts are computed again whenever they are asked for."""
+
+    network: Network  # with weights of its own, that nobody trains
+    x: Inputs
+    group: slice  # of the outputs
+    rows_in_memory: int
+
+    def __len__(self) -> int:
+        return len(self.x) * (self.group.stop - self.group.start)
+
+    @property
+    def n_parameters(self) -> int:
+        return self.network.n_parameters
+
+    def parts(self) -> Sequence[Part]:
+        # a network of its own each time: several threads may ask
+        _, gradients = self.network.copy().gradients(self.x, self.group)
+        return [stacked(parts) for parts in zip(*(block.parts() for block in gradients.blocks), strict=True)]
 
 
 @storable

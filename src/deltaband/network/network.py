@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -17,10 +17,17 @@ from .layers import hooks
 from .layers.factors import DenseRows, Part
 from .layers.hooks import Layers
 from .layers.probe import probe_layers
-from .model_copy import AcceptedInputs, ModelCopy, no_inner_loops, plain_autograd
-from .parameter_selection import ParameterChoice
-from .per_row import PAST_THE_TREE, leaves, plain_gradient, rows_by_loop, rows_by_vmap
-from .preconditions import check_independent, check_repeatable, distinct_rows, first_difference, try_rows
+from .model_copy import AcceptedInputs, ModelCopy, ParameterChoice, plain_autograd
+from .rows import (
+    PAST_THE_TREE,
+    check_independent,
+    check_repeatable,
+    distinct_rows,
+    first_difference,
+    leaves,
+    rows_by_vmap,
+    try_rows,
+)
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
@@ -54,8 +61,8 @@ class Network:
     parameter used in several places counts once. With `layers`, gradients are computed layer by layer, without rows
     where that is possible.
 
-    A network never changes. Others around the same eval copy cost next to nothing: `with_layers`, `with_head`. One eval
-    copy serves one thread at a time: `copy` gives another.
+    A network never changes. Another `with_layers`, around the same eval copy, costs next to nothing. One eval copy
+    serves one thread at a time: `copy` gives another.
     """
 
     def __init__(
@@ -87,10 +94,6 @@ class Network:
         """Return a network whose gradients come by these layers, or as whole rows; with a known shape if given."""
         return Network(self.model_copy, layers, head=self.head, shape=shape or self.shape)
 
-    def with_head(self, head: Head | None) -> Network:
-        """Return a network with the gradients of another function of the outputs."""
-        return Network(self.model_copy, self.layers, head=head)
-
     def copy(self, *, own_weights: bool = False) -> Network:
         """Return the same network around an eval copy of its own: for another thread, or with a copy of the weights."""
         copied = ModelCopy(self.eval_copy, output=self.model_copy.output, own_weights=own_weights)
@@ -120,19 +123,16 @@ class Network:
 
         The first two rows are evaluated, once for each kind of inputs.
         """
-        return self._shape(self._accepted(Inputs.of(x)).n_returned)
-
-    def _shape(self, n_returned: int) -> OutputShape:
-        n_outputs = n_returned
+        n_outputs = n_returned = self._accepted(Inputs.of(x)).n_returned
         if self.head is not None:
             n_outputs = self.head(torch.zeros(1, n_returned, dtype=self.dtype, device=self.device)).shape[1]
         return OutputShape(n_outputs, n_returned)
 
     def chunk_rows(self, x: Any) -> int:
         """Return how many rows of the kind of `x` are computed at once, from what a pass keeps in memory for each."""
-        found = self._accepted(Inputs.of(x))
-        n_outputs = self._shape(found.n_returned).n_outputs
-        row_bytes = self._gradient_bytes * self._outputs_at_once(n_outputs) + found.pass_bytes
+        x = Inputs.of(x)
+        n_outputs = self.validate(x).n_outputs
+        row_bytes = self._gradient_bytes * self._outputs_at_once(n_outputs) + self._accepted(x).pass_bytes
         fewest = max(1, min(CHUNK_ROWS_AT_LEAST // n_outputs, CHUNK_BYTES_AT_MOST // row_bytes))
         return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
@@ -176,20 +176,13 @@ class Network:
                 check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
-        if y.requires_grad and self._reaches_past_the_tree(x, y):
-            raise TypeError(PAST_THE_TREE)
-        if layers.rest and not self._vmap_works(layers.rest, x):
+            # with constant parameters y can have gradients with respect to others only, or to its inputs: a network
+            # that differentiates its own outputs makes leaves of these, but new ones in each call
+            if y.requires_grad and leaves(y) & leaves(self.evaluate(x.map(torch.clone), self.parameters)):
+                raise TypeError(PAST_THE_TREE)
+        if layers.rest and not self.rows_by_vmap_work(x, layers.rest):
             layers = replace(layers, vmap=False)
         return Probe(layers, shape)
-
-    def _reaches_past_the_tree(self, x: Inputs, y: Tensor) -> bool:
-        """Return whether y, which was computed with constant parameters, has gradients with respect to others.
-
-        A network that differentiates its own outputs makes leaves of its inputs, but new ones in each call.
-        """
-        with plain_autograd(self.device):
-            again = self.evaluate(x.map(torch.clone), self.parameters)
-        return not leaves(y).isdisjoint(leaves(again))
 
     def verify(self, x: Any) -> None:
         """Raise unless the last row of `x` and some others, drawn at random, have the gradients of plain autograd.
@@ -207,31 +200,26 @@ class Network:
             y = self._fresh(x)
             check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             for i, value in enumerate(y[:, o]):
-                expected, got = plain_gradient(value, list(varied.values())), gradients.take(np.array([i])).rows()[0]
+                expected, got = _gradient(value, list(varied.values())), gradients.between(i, i + 1).rows()[0]
                 name = first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
                 if name is not None:
                     raise ValueError(
-                        f"the gradient with respect to {name!r} is not had as it was on the first rows: for some rows "
+                        f"the gradient with respect to {name!r} is not computed as on the first rows: for some rows "
                         "the network uses this weight in another way than by calling its layer. Put such a row among "
                         f"the first {PROBED_ROWS}, or leave the weight out with parameters="
                     )
 
-    def rows_by_vmap_work(self, x: Any) -> bool:
-        """Return whether torch.func gives whole rows of J for the rows of `x`."""
-        return self._vmap_works(tuple(self.parameters), self.prepare(x))
-
-    def _vmap_works(self, names: tuple[str, ...], x: Inputs) -> bool:
-        """Return whether torch.func gives the gradients that plain autograd does, on two rows."""
-        x = x[:2]
+    def rows_by_vmap_work(self, x: Any, names: tuple[str, ...] | None = None) -> bool:
+        """Return whether torch.func gives the gradients that plain autograd does, on two rows of `x`."""
+        x, names = self.prepare(x)[:2], tuple(self.parameters) if names is None else names
         try:
-            with no_inner_loops():
+            with hooks.no_inner_loops():
                 _, fast = self._vmapped(names, x, slice(None))
         except Exception:
             return False
         _, slow = self._looped(names, x, slice(None))
-        if not bool(torch.isfinite(slow).all()):
-            return False
-        return bool(torch.allclose(fast, slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max())))
+        close = torch.allclose(fast, slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max()))
+        return close and bool(torch.isfinite(slow).all())
 
     def gradients(self, x: Any, group: slice = slice(None)) -> tuple[Tensor, GradientBatch]:
         """Compute outputs (b, m) and their gradients from one forward pass: those of the first output for all rows,
@@ -279,10 +267,14 @@ class Network:
             )
 
     def _looped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """Compute the same by plain autograd."""
+        """Compute the same by plain autograd, row by row and output by output."""
+        varied, outputs, rows = [self.model_copy.trainable[name] for name in names], [], []
         with plain_autograd(self.device):
-            varied = [self.model_copy.trainable[name] for name in names]
-            return rows_by_loop(lambda x: self._fresh(x)[:, group], varied, x)
+            for row in x.split(1):
+                y = self._fresh(row)[0, group]
+                rows.append(torch.stack([_gradient(value, varied) for value in y]))
+                outputs.append(y.detach())
+        return torch.stack(outputs), torch.stack(rows, dim=1)
 
     def outputs(self, x: Any) -> Tensor:
         """Compute outputs (b, m) alone, without gradients."""
@@ -301,3 +293,21 @@ class Network:
                 return self.evaluate(self.prepare(x)).detach()
         except RuntimeError:  # a network that differentiates its own outputs cannot do without a graph
             return self.evaluate(self.prepare(x)).detach()
+
+
+def _gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
+    """Compute the gradient of one number; the graph is kept."""
+    gradients: Sequence[Tensor] = [torch.zeros_like(w) for w in varied]
+    if y.requires_grad:  # a row may go past all of them
+        gradients = torch.autograd.grad(y, varied, retain_graph=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def network_hook(outputs: tuple[int, ...]) -> Mapping[type, Callable[[Any], Any]]:
+    """Return the hook by which an `Encoder` writes a network that computes the rows of these outputs again."""
+    return {Network: lambda network: (outputs, network.layers)}
+
+
+def network_maker(make: Callable[[tuple[int, ...], Any], Network]) -> Mapping[str, Callable[[Any], Any]]:
+    """Return the hook by which a `Decoder` restores such a network: `make(outputs, layers)`."""
+    return {Network.__name__: lambda about: make(*about)}

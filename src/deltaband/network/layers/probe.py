@@ -6,28 +6,16 @@ tested: on some rows its part must equal plain gradients. Parameters that fail, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import NoGradientError
-from ..model_copy import no_inner_loops
+from . import hooks
 from .factors import Part, cheapest
-from .hooks import (
-    DEPENDS_ON_NOTHING,
-    SHARED,
-    Evaluate,
-    Layers,
-    Places,
-    candidates,
-    deltas_of,
-    forward,
-    is_known,
-    names_of,
-    part_of,
-)
+from .hooks import SHARED, Evaluate, Layers, Places, is_known, names_of
 
 COMPARED_COLUMNS = 2**20  # at a time
 
@@ -39,14 +27,13 @@ def probe_layers(model: nn.Module, evaluate: Evaluate, b: int) -> tuple[Layers, 
     show nothing, so at least two others are needed; a layer that cannot be tested gets rows of its own, and so does
     one that is not called, whose weights may be used all the same.
     """
-    layers = candidates(model)
-    y, found = _verify_candidates(
-        model, evaluate, b, layers, lambda layer: (0,) if isinstance(layer, nn.RNNBase) else (0, 1)
-    )
+    layers = hooks.candidates(model)
+    dims = {name: (0,) if isinstance(layer, nn.RNNBase) else (0, 1) for name, layer in layers.items()}
+    y, found = _verify_candidates(model, evaluate, b, layers, dims)
     tables = {n: each for n, each in layers.items() if n not in found and isinstance(each, nn.Embedding)}
     if tables:
         with suppress(RuntimeError):  # the network may not accept as many rows there
-            found |= _verify_candidates(model, evaluate, b, tables, lambda layer: (SHARED,))[1]
+            found |= _verify_candidates(model, evaluate, b, tables, dict.fromkeys(tables, (SHARED,)))[1]
     found = {name: found[name] for name in layers if name in found}  # as they were registered
     parameters = tuple(names_of(name, layers[name]) for name in found)
     covered = {name for names in parameters for name in names}
@@ -66,34 +53,29 @@ def probe_layers(model: nn.Module, evaluate: Evaluate, b: int) -> tuple[Layers, 
 
 
 def _verify_candidates(
-    model: nn.Module,
-    evaluate: Evaluate,
-    b: int,
-    layers: Mapping[str, nn.Module],
-    dims: Callable[[nn.Module], Sequence[int]],
+    model: nn.Module, evaluate: Evaluate, b: int, layers: Mapping[str, nn.Module], dims: Mapping[str, tuple[int, ...]]
 ) -> tuple[Tensor, dict[str, tuple[int, Part, frozenset[Places]]]]:
     """Return the outputs, and for each layer whose part equals its plain gradients: the dimension of its inputs that
     holds the rows, the part of one row, and which of its arguments are tensors."""
-    shared = {name for name, layer in layers.items() if SHARED in dims(layer)}
-    outputs, calls = forward(evaluate, layers, b, shared)
+    outputs, calls = hooks.forward(evaluate, layers, b, {name for name in layers if SHARED in dims[name]})
     if not outputs.requires_grad:
-        raise NoGradientError(DEPENDS_ON_NOTHING)
+        raise NoGradientError(hooks.DEPENDS_ON_NOTHING)
     y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
-    deltas = deltas_of(y, calls, retain_graph=True)
+    deltas = hooks.deltas_of(y, calls, retain_graph=True)
     guesses: dict[str, dict[int, Part]] = {}
     for name, layer in layers.items():
-        for dim in dims(layer) if calls[name] else ():
+        for dim in dims[name] if calls[name] else ():
             # without rows in this dimension, or a rule in torch.func, the layer is not such a one
-            with suppress(Exception), no_inner_loops():
-                guesses.setdefault(name, {})[dim] = part_of(layer, calls[name], deltas[name], b, dim)
+            with suppress(Exception), hooks.no_inner_loops():
+                guesses.setdefault(name, {})[dim] = hooks.part_of(layer, calls[name], deltas[name], b, dim)
     signatures: dict[str, list[float]] = {name: [] for name in guesses}
     names = {name: names_of(name, layers[name]) for name in guesses}
     trainable = {name: w for name, w in model.named_parameters() if any(name in each for each in names.values())}
     for i in range(b) if trainable else ():  # a row at a time: whole gradients of a large network are not small
-        gradients = torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, materialize_grads=True)
         by_name = dict(zip(trainable, gradients, strict=True))
         for name, by_dim in guesses.items():
-            expected = [_flat(by_name[each], trainable[each]) for each in names[name]]
+            expected = [by_name[each].flatten() for each in names[name]]
             scale = max(float(values.abs().max()) for values in expected)
             for dim in list(by_dim):
                 if not _equal(by_dim[dim].take(slice(i, i + 1)), expected, scale):
@@ -103,34 +85,31 @@ def _verify_candidates(
     return outputs.detach(), {
         name: (dim := min(by_dim), by_dim[dim].take(slice(0, 1)), frozenset(call.given for call in calls[name]))
         for name, by_dim in guesses.items()
-        if by_dim and _differ(signatures[name])
+        if by_dim and len(values := signatures[name]) > 1 and max(values) - min(values) > 1e-4 * max(values)
     }
 
 
 def _signature(gradient: list[Tensor]) -> float:
     """Return a number that unequal gradients are unlikely to share."""
-    pieces = [piece for values in gradient for piece in torch.split(values, COMPARED_COLUMNS)]
-    weights = [torch.arange(1, len(piece) + 1, device=piece.device).remainder(97) for piece in pieces]
-    return sum(float((piece.abs() * weight).sum()) for piece, weight in zip(pieces, weights, strict=True))
-
-
-def _differ(values: list[float]) -> bool:
-    return len(values) > 1 and max(values) - min(values) > 1e-4 * max(values)
+    return sum(
+        float((piece.abs() * torch.arange(1, len(piece) + 1, device=piece.device).remainder(97)).sum())
+        for piece in _pieces(gradient)
+    )
 
 
 def _equal(part: Part, expected: list[Tensor], scale: float) -> bool:
     """Return whether the part of one row is this gradient, comparing some columns at a time."""
-    if part.n_parameters != sum(values.numel() for values in expected) or not scale < float("inf"):
+    if part.n_parameters != sum(map(len, expected)) or not scale < float("inf"):
         return False
     start = 0
-    for values in expected:
-        for piece in torch.split(values, COMPARED_COLUMNS):
-            got = part.columns(start, start + len(piece))[0]
-            if not torch.allclose(got, piece, rtol=1e-3, atol=1e-4 * scale):
-                return False
-            start += len(piece)
+    for piece in _pieces(expected):
+        got = part.columns(start, start + len(piece))[0]
+        if not torch.allclose(got, piece, rtol=1e-3, atol=1e-4 * scale):
+            return False
+        start += len(piece)
     return True
 
 
-def _flat(gradient: Tensor | None, w: Tensor) -> Tensor:
-    return torch.zeros_like(w).flatten() if gradient is None else gradient.flatten()
+def _pieces(gradient: list[Tensor]) -> Iterator[Tensor]:
+    for values in gradient:
+        yield from torch.split(values, COMPARED_COLUMNS)

@@ -76,7 +76,7 @@ def _unrolled(
 ) -> list[Tensor]:  # (b, t, ·), (layers, b, ·) and of an LSTM (layers, b, ·)
     """What the layer returns. Rows end with `alive`: their state stays what it is from then on."""
     is_lstm, directions = isinstance(layer, nn.LSTM), 2 if layer.bidirectional else 1
-    n_states, b, steps = layer.num_layers * directions, len(x), x.shape[1]
+    b, steps = x.shape[:2]
     given: Sequence[Tensor | None] = (None, None) if state is None else state if is_lstm else (state, None)
     last: list[list[Tensor]] = [[], []]
     for i in range(layer.num_layers):
@@ -97,7 +97,6 @@ def _unrolled(
             last[0].append(h)
             last[1].append(c)
         x = torch.cat(sides, dim=2)
-    assert len(last[0]) == n_states
     return [x, *(torch.stack(states) for states in last[: 1 + is_lstm])]
 
 

@@ -1,25 +1,71 @@
-"""What a network must satisfy for each row to have a gradient of its own."""
+"""Rows on their own: what a network must satisfy for each row to have a gradient of its own, and all these at once."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import grad_and_value, vjp, vmap
 
 from ..data.inputs import Inputs
-from .layers.hooks import is_known, owned, real_tensors
+from .layers.hooks import is_known, math_attention, owned, real_tensors
 from .model_copy import AcceptedInputs, ModelCopy, plain_autograd
 
-CHANGES = (
-    "the network's output changes from call to call for the same rows: draw no random numbers in eval mode (F.dropout "
-    "needs training=self.training), and mask the padded positions that an nn.TransformerEncoder returns"
+Parameters = dict[str, Tensor]
+PAST_THE_TREE = (
+    "some weights are reached past the module tree (a lambda or a list that holds a layer or a parameter), so their "
+    "gradients would be missing: register them as submodules or parameters"
 )
+
+
+def rows_by_vmap(
+    evaluate: Callable[[Inputs, Parameters], Tensor],  # (b, m)
+    varied: Parameters,  # with respect to which
+    x: Inputs,
+    m: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute outputs (b, m) and rows of J (m, b, p) of any network by torch.func."""
+
+    def outputs(varied: Parameters, *row: Tensor) -> Tensor:  # (m,)
+        return evaluate(replace(x, tensors=tuple(part.unsqueeze(0) for part in row)), varied)[0]
+
+    def single(varied: Parameters, *row: Tensor) -> Tensor:
+        return outputs(varied, *row)[0]
+
+    def several(varied: Parameters, *row: Tensor) -> tuple[Parameters, Tensor]:
+        y, pull = vjp(lambda varied: outputs(varied, *row), varied)  # type: ignore[misc]
+        return vmap(pull)(torch.eye(m, dtype=y.dtype, device=y.device))[0], y
+
+    each: Callable[..., tuple[Parameters, Tensor]] = grad_and_value(single) if m == 1 else several
+    with math_attention():
+        try:
+            by_name, y = vmap(each, in_dims=(None, *[0] * len(x.tensors)))(varied, *x.tensors)
+        except Exception as error:
+            raise TypeError(f"torch.func could not compute per-row gradients of this network: {error}") from error
+    rows = torch.cat([g.reshape(len(x), m, -1) for g in by_name.values()], dim=2).movedim(1, 0)
+    if y.requires_grad or rows.requires_grad:
+        raise TypeError(PAST_THE_TREE)
+    return y.reshape(len(x), m), rows
+
+
+def leaves(y: Tensor) -> set[Tensor]:
+    """Return the tensors that y has gradients with respect to."""
+    waiting, seen, found = [y.grad_fn], set(), {y} if y.is_leaf else set()
+    while waiting:
+        if (node := waiting.pop()) is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
@@ -104,13 +150,8 @@ def _check_output(y: Any, b: int) -> None:
         )
 
 
-def check_independent(
-    evaluate: Callable[[Inputs], Tensor],
-    x: Inputs,
-    y: Tensor,  # (b, m)
-    *which: int,
-) -> None:
-    """Raise unless some rows have the same outputs alone as in y, among all of these rows, and every time.
+def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, *which: int) -> None:
+    """Raise unless some rows have the same outputs alone as in y (b, m), among all of these rows, and every time.
 
     Where a recurrent layer treats rows as steps, only later rows depend on earlier ones, or the other way round.
     """
@@ -134,7 +175,11 @@ def check_independent(
 
 def check_repeatable(y: Tensor, again: Tensor) -> None:
     if not _close(y, again, 1e-5):
-        raise ValueError(CHANGES)
+        raise ValueError(
+            "the network's output changes from call to call for the same rows: draw no random numbers in eval mode "
+            "(F.dropout needs training=self.training), and mask the padded positions that an nn.TransformerEncoder "
+            "returns"
+        )
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -147,17 +192,15 @@ def distinct_rows(x: Inputs, most: int) -> Inputs:
     rows = x[np.unique(np.linspace(0, len(x) - 1, most).round().astype(int))]
     if len(rows) > 1 and not all(bool((tensor == tensor[:1]).all()) for tensor in rows.tensors):
         return rows
-    rows = rows[:1]
+    rows, generator = rows[:1], torch.Generator().manual_seed(0)
     if not any(tensor.is_floating_point() for tensor in rows.tensors):
         return rows
-    generator = torch.Generator().manual_seed(0)
 
     def noisy(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
-        return tensor + 0.1 * torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor) * (
-            1 + tensor.abs()
-        )
+        noise = torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor)
+        return tensor + 0.1 * noise * (1 + tensor.abs())
 
     return Inputs.cat([rows, rows.map(noisy)])
 
