@@ -51,9 +51,7 @@ def test_a_weight_that_later_rows_use_past_its_layer_is_found_out():
         network.verify(x)
     late = x.clone()
     late[:, 0] = 6.0
-    with pytest.raises(
-        ValueError, match=r"'layer\.weight' is not computed as.*Put such a row among the first 8, or"
-    ):
+    with pytest.raises(ValueError, match=r"'layer\.weight' is not computed as.*Put such a row among the first 8, or"):
         network.verify(late)
     mixed = probed(Network(Later()), torch.cat([x[:4], late[:4]]))
     mixed.verify(late)

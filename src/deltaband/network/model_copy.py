@@ -54,11 +54,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def select_parameters(model: nn.Module, choice: ParameterChoice) -> frozenset[str]:
-    """Return the names of the trainable parameters that are chosen: all, the last layer's, or some by name.
-
-    A tied parameter may be chosen by any of its names; the first of them is returned.
-    """
-    first = {id(w): name for name, w in model.named_parameters()}
+    """Return the names of the trainable parameters that are chosen: all, the last layer's, or some by name."""
+    first = {id(w): name for name, w in model.named_parameters()}  # a tied one may be chosen by any of its names
     everything = {_plain(name): w for name, w in model.named_parameters(remove_duplicate=False)}
     trainable = {name: w for name, w in everything.items() if w.requires_grad}
     listed = ", ".join(list(trainable)[:NAMES_IN_ERROR])
@@ -108,8 +105,7 @@ def eval_copy(
 ) -> nn.Module:
     """Copy the module tree, in eval mode, around the same parameter storage or, with `own_weights`, around a copy.
 
-    Only trainable parameters whose name is `selected` are trainable in the copy. Buffers are copied in any case: a
-    forward pass may write to them.
+    Only `selected` parameters are trainable in the copy. Buffers are copied in any case: a pass may write to them.
     """
     shared: dict[int, object] = {}
     for name, w in model.named_parameters():
@@ -150,18 +146,14 @@ def _outside_inference(tensor: Tensor) -> Tensor:
 
 
 def _make_plain(table: nn.Embedding | nn.EmbeddingBag, model: nn.Module) -> None:
-    """Make the gradients those of the output: dense, and not scaled by how often an index occurs.
-
-    `max_norm` shortens the rows that are looked up, in place: here all rows are shortened, in memory of their own.
-    """
+    """Make the gradients dense and not scaled by frequency; shorten all rows, of a copy, instead of those looked up."""
     table.sparse = table.scale_grad_by_freq = False
     if table.max_norm is None:
         return
     w = table.weight
     if sum(each is w for module in model.modules() for each in module._parameters.values()) != 1:
         raise TypeError(
-            "an Embedding with max_norm changes its weight whenever it is called, and this one is used elsewhere too: "
-            "shorten the weight once, and set max_norm=None"
+            "an Embedding with max_norm changes its weight whenever it is called, and others use it: shorten it once"
         )
     shortened = w.detach().clone()
     torch.embedding_renorm_(shortened, torch.arange(len(w), device=w.device), table.max_norm, table.norm_type)
@@ -240,11 +232,9 @@ class ModelCopy:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """Digests of the parameters and buffers when first asked for, with what is trainable, and types of modules.
-
-        Buffers that a state_dict leaves out are caches, which a call of the model may fill.
-        """
+        """Digests of the parameters and buffers when first asked for, with what is trainable, and types of modules."""
         modules = list(self.module.named_modules())
+        # buffers that a state_dict leaves out may be filled by a call of the model
         cached = {f"{name}.{key}".lstrip(".") for name, m in modules for key in m._non_persistent_buffers_set}
         state = (*self.module.named_parameters(), *self.module.named_buffers())
         digests = {name: _digest(tensor) for name, tensor in state if name not in cached}

@@ -12,22 +12,13 @@ from torch import Tensor, nn
 
 from ..data.inputs import Inputs
 from ..errors import LayerMismatchError
+from . import per_row
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock
 from .layers import hooks
-from .layers.factors import DenseRows, Part
+from .layers.factors import DenseRows
 from .layers.hooks import Layers
 from .layers.probe import probe_layers
 from .model_copy import AcceptedInputs, ModelCopy, ParameterChoice, plain_autograd
-from .rows import (
-    PAST_THE_TREE,
-    check_independent,
-    check_repeatable,
-    distinct_rows,
-    first_difference,
-    leaves,
-    rows_by_vmap,
-    try_rows,
-)
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
@@ -56,12 +47,9 @@ class Probe(NamedTuple):
 class Network:
     """A trained network as a differentiable function of its parameters: m numbers for each row of its inputs.
 
-    `output` picks a tensor from whatever the model returns, `head` computes from it, as (b, n_returned), the
-    (b, n_outputs) numbers whose gradients are wanted. Frozen parameters, and those not selected, are constants. A
-    parameter used in several places counts once. With `layers`, gradients are computed layer by layer, without rows
-    where that is possible.
-
-    A network never changes. Another `with_layers`, around the same eval copy, costs next to nothing. One eval copy
+    `output` picks a tensor from whatever the model returns, `head` computes from it the numbers whose gradients are
+    wanted. Frozen parameters, and those not selected, are constants; one used in several places counts once. With
+    `layers`, gradients are computed layer by layer, without rows where that is possible. A network never changes, and
     serves one thread at a time: `copy` gives another.
     """
 
@@ -73,17 +61,15 @@ class Network:
         parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         head: Head | None = None,
-        own_weights: bool = False,
         shape: OutputShape | None = None,
     ) -> None:
         """Make a network of a model, or of an eval copy, which has its own `parameters` and `output`."""
-        copied = model if isinstance(model, ModelCopy) else ModelCopy(model, parameters, output, own_weights)
+        copied = model if isinstance(model, ModelCopy) else ModelCopy(model, parameters, output)
         self.model_copy: Final = copied
         self.layers: Final = layers
         self.head: Final = head
         self.shape: Final = shape
-        self.n_outputs: Final = shape.n_outputs if shape else 0  # not known
-        self.n_returned: Final = shape.n_returned if shape else 0
+        self.n_outputs, self.n_returned = shape or (0, 0)  # not known
         self.eval_copy: Final = copied.module
         self.parameters: Final = copied.parameters
         self.n_parameters: Final = copied.n_parameters
@@ -119,10 +105,7 @@ class Network:
         return self.evaluate(x.map(torch.clone))
 
     def validate(self, x: Any) -> OutputShape:
-        """Return how many outputs there are; raise unless the network gives real numbers for each row of `x` alone.
-
-        The first two rows are evaluated, once for each kind of inputs.
-        """
+        """Return how many outputs there are; raise unless each of the first two rows of `x` has its own."""
         n_outputs = n_returned = self._accepted(Inputs.of(x)).n_returned
         if self.head is not None:
             n_outputs = self.head(torch.zeros(1, n_returned, dtype=self.dtype, device=self.device)).shape[1]
@@ -160,35 +143,32 @@ class Network:
         if found is None or (len(x) > 1 and not found.alone_and_together):
             if len(known) >= REMEMBERED_KINDS:
                 known.clear()
-            found = known[x.row_format] = try_rows(self.model_copy, x)
+            found = known[x.row_format] = per_row.try_rows(self.model_copy, x)
         return found
 
     def probe(self, x: Any) -> Probe:
         """Find out, on some of the rows of `x`, which layers have gradients by hooks, and count the outputs."""
-        x = Inputs.of(x)
         shape = self.validate(x)
-        x = self.prepare(distinct_rows(x, PROBED_ROWS))
+        x = self.prepare(per_row.distinct_rows(Inputs.of(x), PROBED_ROWS))
         with plain_autograd(self.device):
             try:
                 y = self.evaluate(x.map(torch.clone), self.parameters)
                 layers, again = probe_layers(self.eval_copy, lambda: self._fresh(x), len(x))
-                check_repeatable(y.detach(), again)
-                check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
+                per_row.check_repeatable(y.detach(), again)
+                per_row.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
             # with constant parameters y can have gradients with respect to others only, or to its inputs: a network
             # that differentiates its own outputs makes leaves of these, but new ones in each call
-            if y.requires_grad and leaves(y) & leaves(self.evaluate(x.map(torch.clone), self.parameters)):
-                raise TypeError(PAST_THE_TREE)
+            again = self.evaluate(x.map(torch.clone), self.parameters)
+            if y.requires_grad and per_row.leaves(y) & per_row.leaves(again):
+                raise TypeError(per_row.PAST_THE_TREE)
         if layers.rest and not self.rows_by_vmap_work(x, layers.rest):
             layers = replace(layers, vmap=False)
         return Probe(layers, shape)
 
     def verify(self, x: Any) -> None:
-        """Raise unless the last row of `x` and some others, drawn at random, have the gradients of plain autograd.
-
-        Layers are probed on the first rows; a weight that only later rows use outside its layer would be missed.
-        """
+        """Raise unless the last row of `x` and some others, drawn at random, have the gradients of plain autograd."""
         n_outputs = self.validate(x).n_outputs
         x = self.prepare(x)
         x = x[np.append(self.model_copy.rng.permutation(len(x) - 1)[: VERIFIED_ROWS - 1], len(x) - 1)]
@@ -198,10 +178,10 @@ class Network:
         varied = {name: trainable[name] for name in (self.layers.order if self.layers else self.parameters)}
         with plain_autograd(self.device):
             y = self._fresh(x)
-            check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
+            per_row.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             for i, value in enumerate(y[:, o]):
                 expected, got = _gradient(value, list(varied.values())), gradients.between(i, i + 1).rows()[0]
-                name = first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
+                name = per_row.first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
                 if name is not None:
                     raise ValueError(
                         f"the gradient with respect to {name!r} is not computed as on the first rows: for some rows "
@@ -218,52 +198,44 @@ class Network:
         except Exception:
             return False
         _, slow = self._looped(names, x, slice(None))
-        close = torch.allclose(fast, slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max()))
-        return close and bool(torch.isfinite(slow).all())
+        finite = bool(torch.isfinite(slow).all())
+        return finite and torch.allclose(fast, slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max()))
 
     def gradients(self, x: Any, group: slice = slice(None)) -> tuple[Tensor, GradientBatch]:
-        """Compute outputs (b, m) and their gradients from one forward pass: those of the first output for all rows,
-        then those of the second, and so on."""
+        """Compute outputs (b, m) and their gradients: those of the first output for all rows, then of the second…"""
         x = Inputs.of(x)
-        m = len(range(*group.indices(self.validate(x).n_outputs)))
+        m = len(range(self.validate(x).n_outputs)[group])
         try:
             return self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
         except Exception:
-            try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
+            per_row.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
             raise
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
-        if self.layers is None:
+        layers = self.layers
+        if layers is None:
             outputs, rows = (self._looped if by_loop else self._vmapped)(tuple(self.parameters), x, group)
             return outputs, GradientBatch.of(*rows)
-        outputs, blocks = self._parts(self.layers, x, group)
-        if self.layers.rest:
-            compute = self._vmapped if self.layers.vmap and not by_loop else self._looped
-            _, rows = compute(self.layers.rest, x, group)
+        try:
+            with plain_autograd(self.device):
+                outputs, blocks = hooks.parts(self.eval_copy, layers, lambda: self._fresh(x)[:, group], len(x))
+        except LayerMismatchError:  # these rows use a layer as the first ones did not
+            outputs, rows = self._looped(layers.order[: len(layers.order) - len(layers.rest)], x, group)
+            sizes = [sum(self.parameters[name].numel() for name in names) for names in layers.parameters]
+            blocks = [[DenseRows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows]
+        if layers.rest:
+            compute = self._vmapped if layers.vmap and not by_loop else self._looped
+            _, rows = compute(layers.rest, x, group)
             blocks = [[*block, DenseRows(of_output)] for block, of_output in zip(blocks, rows, strict=True)]
         return outputs, GradientBatch(tuple(map(StoredBlock, blocks)))
-
-    def _parts(self, layers: Layers, x: Inputs, group: slice) -> tuple[Tensor, list[list[Part]]]:
-        """Compute outputs (b, m) and, for each of them, the parts of its layers; by a plain loop if these rows use a
-        layer as the first ones did not."""
-        with plain_autograd(self.device):
-            try:
-                return hooks.parts(self.eval_copy, layers, lambda: self._fresh(x)[:, group], len(x))
-            except LayerMismatchError:
-                names = tuple(name for names in layers.parameters for name in names)
-        outputs, rows = self._looped(names, x, group)
-        sizes = [sum(self.parameters[name].numel() for name in names) for names in layers.parameters]
-        return outputs, [[DenseRows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows]
 
     def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
         """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters."""
         others = {name: w for name, w in self.parameters.items() if name not in names}
+        varied, m = {name: self.parameters[name] for name in names}, len(range(self.validate(x).n_outputs)[group])
         with plain_autograd(self.device):
-            return rows_by_vmap(
-                lambda x, varied: self.evaluate(x, {**others, **varied})[:, group],
-                {name: self.parameters[name] for name in names},
-                x,
-                len(range(*group.indices(self.validate(x).n_outputs))),
+            return per_row.rows_by_vmap(
+                lambda x, varied: self.evaluate(x, {**others, **varied})[:, group], varied, x, m
             )
 
     def _looped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
@@ -284,7 +256,7 @@ class Network:
             try:
                 return torch.cat([self._answer(part) for part in x.split(rows)])
             except Exception as error:
-                try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
+                per_row.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
 
     def _answer(self, x: Inputs) -> Tensor:
@@ -297,10 +269,9 @@ class Network:
 
 def _gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
     """Compute the gradient of one number; the graph is kept."""
-    gradients: Sequence[Tensor] = [torch.zeros_like(w) for w in varied]
-    if y.requires_grad:  # a row may go past all of them
-        gradients = torch.autograd.grad(y, varied, retain_graph=True, materialize_grads=True)
-    return torch.cat([gradient.flatten() for gradient in gradients])
+    if not y.requires_grad:  # a row may go past all of them
+        return torch.cat([torch.zeros_like(w).flatten() for w in varied])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(y, varied, retain_graph=True, materialize_grads=True)])
 
 
 def network_hook(outputs: tuple[int, ...]) -> Mapping[type, Callable[[Any], Any]]:

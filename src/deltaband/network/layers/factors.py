@@ -74,31 +74,26 @@ class DenseRows(_Factors):
 
 
 class _Positions(_Factors):
-    """A sum over positions t, at each of which there is δₜ and something else, whose products are known."""
+    """A sum over positions t."""
 
     delta: Tensor  # (b, t, o)
 
-    @property
-    def _else(self) -> Tensor:  # (b, t, ·)
-        raise NotImplementedError
-
-    def _products(self, mine: Tensor, theirs: Tensor) -> Tensor:  # (…, t, ·), (…, t', ·) -> (…, t, t')
+    def _products(self, theirs: Any) -> Tensor:  # (…, t, t'), of each position with each other
         raise NotImplementedError
 
     def squared_norms(self) -> np.ndarray:
-        others, delta = _exact(self._else), _exact(self.delta)
-        return (self._products(others, others) * (delta @ delta.mT)).sum(dim=(1, 2)).numpy()
+        exact = self.map(_exact)
+        return exact._products(exact).sum(dim=(1, 2)).numpy()
 
-    def inner(self, theirs: _Positions) -> np.ndarray:  # (b, b')
+    def inner(self, other: _Positions) -> np.ndarray:  # (b, b')
         """Sum products over the positions t and t' of two rows, some rows at a time."""
-        (b, t, _), (b_, t_, _) = self.delta.shape, theirs.delta.shape
-        else_, delta_ = (_exact(values).flatten(0, 1) for values in (theirs._else, theirs.delta))
+        (b, t, _), (b_, t_, _) = self.delta.shape, other.delta.shape
+        theirs = other.map(lambda values: _exact(values).flatten(0, 1))
         sums = np.empty((b, b_))
         step = max(1, PRODUCT_NUMBERS // max(1, t * b_ * t_))
         for start in range(0, b, step):
             rows = slice(start, start + step)
-            others, delta = (_exact(values[rows]).flatten(0, 1) for values in (self._else, self.delta))
-            products = self._products(others, else_) * (delta @ delta_.mT)
+            products = self.map(lambda values, rows=rows: _exact(values[rows]).flatten(0, 1))._products(theirs)
             sums[rows] = products.reshape(-1, t, b_, t_).sum(dim=(1, 3)).numpy() if t * t_ > 1 else products.numpy()
         return sums
 
@@ -143,12 +138,8 @@ class OuterProducts(_Positions):
             pieces.append(self.delta[:, :, max(start - n_weights, 0) : stop - n_weights].sum(dim=1))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
-    @property
-    def _else(self) -> Tensor:
-        return self.x
-
-    def _products(self, mine: Tensor, theirs: Tensor) -> Tensor:
-        return mine @ theirs.mT + float(self.bias)
+    def _products(self, theirs: OuterProducts) -> Tensor:
+        return (self.x @ theirs.x.mT + float(self.bias)) * (self.delta @ theirs.delta.mT)
 
 
 @storable
@@ -181,12 +172,8 @@ class EmbeddingRows(_Positions):
         piece = EmbeddingRows((self.index - first) * within, self.delta * within[:, :, None], last + 1 - first)
         return piece.rows()[:, start - first * o : stop - first * o]
 
-    @property
-    def _else(self) -> Tensor:
-        return self.index[:, :, None]
-
-    def _products(self, mine: Tensor, theirs: Tensor) -> Tensor:
-        return mine == theirs.mT
+    def _products(self, theirs: EmbeddingRows) -> Tensor:
+        return (self.index[..., :, None] == theirs.index[..., None, :]) * (self.delta @ theirs.delta.mT)
 
 
 Part = DenseRows | OuterProducts | EmbeddingRows
@@ -194,25 +181,22 @@ Part = DenseRows | OuterProducts | EmbeddingRows
 
 def joined(parts: list[Part]) -> Part:
     """Return the gradient of a layer that was used several times: all its positions together."""
-    first, *others = parts
-    if not others:
-        return first
-    if isinstance(first, DenseRows) or any(type(part) is not type(first) for part in others):
-        return DenseRows(torch.stack([part.rows() for part in parts]).sum(dim=0))
-    return first.map(lambda *tensors: torch.cat(tensors, dim=1), *others)  # type: ignore[arg-type]
+    kinds = {type(part) for part in parts}
+    if len(parts) == 1 or (len(kinds) == 1 and DenseRows not in kinds):
+        return stacked(parts, dim=1)
+    return DenseRows(torch.stack([part.rows() for part in parts]).sum(dim=0))
 
 
 def alike(mine: Part, theirs: Part) -> bool:
     """Return whether rows of the same layer have the same type and number of positions, and can be stacked."""
-    if isinstance(mine, DenseRows) or isinstance(theirs, DenseRows):
-        return type(mine) is type(theirs)
-    return type(mine) is type(theirs) and mine.delta.shape[1] == theirs.delta.shape[1]
+    positions = [part.delta.shape[1] if isinstance(part, _Positions) else None for part in (mine, theirs)]
+    return type(mine) is type(theirs) and positions[0] == positions[1]
 
 
-def stacked(parts: Sequence[Part]) -> Part:
+def stacked(parts: Sequence[Part], dim: int = 0) -> Part:
     """Return the rows of all parts, which are alike, as one part."""
     first, *others = parts
-    return first.map(lambda *tensors: torch.cat(tensors), *others) if others else first  # type: ignore[arg-type]
+    return first.map(lambda *tensors: torch.cat(tensors, dim), *others) if others else first  # type: ignore[arg-type]
 
 
 def cheapest(part: Part) -> Part:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -165,10 +166,10 @@ def _detached(value: Any) -> Any:
 def deltas_of(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = False) -> dict[str, list[Deltas]]:
     """Compute the gradient of each row's output with respect to what each layer returned, call by call."""
     edges = [edge for made in calls.values() for call in made for edge in call.outputs if edge is not None]
-    if not edges or not y.requires_grad:
-        return {name: [[None] * len(call.outputs) for call in made] for name, made in calls.items()}
     # rows do not depend on each other, so the sum's gradient is that of each
-    gradients = iter(torch.autograd.grad(y.sum(), edges, allow_unused=True, retain_graph=retain_graph))
+    live = edges and y.requires_grad
+    found = torch.autograd.grad(y.sum(), edges, allow_unused=True, retain_graph=retain_graph) if live else ()
+    gradients = chain(found, repeat(None))
     return {
         name: [[None if edge is None else next(gradients) for edge in call.outputs] for call in made]
         for name, made in calls.items()
@@ -197,15 +198,12 @@ def part_of(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, d
 
 
 def _per_row_vjp(layer: nn.Module, call: Call, deltas: Deltas, b: int, dim: int) -> DenseRows:
-    """Compute each row's vector–Jacobian product by torch.func, for a layer without a rule.
-
-    Every tensor that the layer is given must hold the rows, each of them in one piece or in several consecutive ones;
-    for attention it is known which tensor does not.
-    """
+    """Compute each row's vector–Jacobian product by torch.func, for a layer whose tensor arguments all hold the rows,
+    each in one piece or in several consecutive ones; for attention it is known which does not."""
     parameters = {name: w.detach() for name, w in owned(layer).items()}
     bound = inspect.signature(layer.forward).bind(*call.args, **call.kwargs)
     arguments = dict(bound.arguments)
-    dims = {name: tree_map(lambda leaf, name=name: _dim(layer, name, leaf, dim), arguments[name]) for name in arguments}
+    dims = {name: tree_map(partial(_dim, layer, name, dim), arguments[name]) for name in arguments}
     arrived = [i for i, delta in enumerate(deltas) if delta is not None]
 
     def by_row(tensor: Any, dim: int | None) -> Any:  # (b, pieces, …)
@@ -260,7 +258,7 @@ def no_inner_loops() -> Iterator[None]:
         yield
 
 
-def _dim(layer: nn.Module, name: str, value: Any, dim: int) -> int | None:
+def _dim(layer: nn.Module, name: str, dim: int, value: Any) -> int | None:
     """Return which dimension of an argument holds the rows; None if none does."""
     if not isinstance(value, Tensor):
         return None

@@ -23,9 +23,8 @@ COMPARED_COLUMNS = 2**20  # at a time
 def probe_layers(model: nn.Module, evaluate: Evaluate, b: int) -> tuple[Layers, Tensor]:
     """Test every layer on b rows; return what was found, and the outputs (b, m).
 
-    Of several outputs a mixture is differentiated: gradients are linear in it. Rows whose gradients are zero or equal
-    show nothing, so at least two others are needed; a layer that cannot be tested gets rows of its own, and so does
-    one that is not called, whose weights may be used all the same.
+    Rows whose gradients are zero or equal show nothing, so at least two others are needed; a layer that cannot be
+    tested gets rows of its own, and so does one that is not called, whose weights may be used all the same.
     """
     layers = hooks.candidates(model)
     dims = {name: (0,) if isinstance(layer, nn.RNNBase) else (0, 1) for name, layer in layers.items()}
@@ -60,6 +59,7 @@ def _verify_candidates(
     outputs, calls = hooks.forward(evaluate, layers, b, {name for name in layers if SHARED in dims[name]})
     if not outputs.requires_grad:
         raise NoGradientError(hooks.DEPENDS_ON_NOTHING)
+    # of several outputs a mixture: gradients are linear in it
     y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
     deltas = hooks.deltas_of(y, calls, retain_graph=True)
     guesses: dict[str, dict[int, Part]] = {}

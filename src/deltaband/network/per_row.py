@@ -26,12 +26,9 @@ PAST_THE_TREE = (
 
 
 def rows_by_vmap(
-    evaluate: Callable[[Inputs, Parameters], Tensor],  # (b, m)
-    varied: Parameters,  # with respect to which
-    x: Inputs,
-    m: int,
+    evaluate: Callable[[Inputs, Parameters], Tensor], varied: Parameters, x: Inputs, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute outputs (b, m) and rows of J (m, b, p) of any network by torch.func."""
+    """Compute outputs (b, m) and rows of J (m, b, p), with respect to what is varied, by torch.func."""
 
     def outputs(varied: Parameters, *row: Tensor) -> Tensor:  # (m,)
         return evaluate(replace(x, tensors=tuple(part.unsqueeze(0) for part in row)), varied)[0]
@@ -69,14 +66,11 @@ def leaves(y: Tensor) -> set[Tensor]:
 
 
 def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
-    """Evaluate the first two rows, raise unless each has outputs of its own, and measure the memory of a pass.
-
-    That is what backward remembers, or the outputs of all layers where it remembers nothing as they are frozen.
-    """
+    """Evaluate the first two rows, raise unless each has outputs of its own, and measure the memory of a pass."""
     x = model.prepare(x[:2])
     b, parameters = len(x), list(model.module.parameters())
     weights, versions = {w.data_ptr() for w in parameters}, [w._version for w in parameters]
-    remembered = returned = 0
+    remembered = returned = 0  # bytes for backward; where layers are frozen it remembers nothing, and outputs count
     last: str | None = None
     coarse: list[str] = []
 
@@ -113,22 +107,21 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
             raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
     if coarse:
         raise TypeError(
-            f"the network computes {coarse[0]}, of weights in {model.dtype} (torch.autocast in its forward?): "
-            "such gradients are too coarse for JᵀJ; take the autocast off, or say enabled=self.training"
+            f"the network computes {coarse[0]}, too coarse for JᵀJ: use no torch.autocast, or enabled=self.training"
         )
     _check_output(y, b)
     if versions != [w._version for w in parameters]:
         raise ValueError(
-            "the network's weights change while it is called: it writes to them (such as F.embedding with "
-            "max_norm), or another thread trains it; neither is supported"
+            "the network's weights change while it is called: it writes to them (F.embedding with max_norm), or "
+            "another thread trains it; neither is supported"
         )
     if b > 1:
         with plain_autograd(model.device):
             check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
     if model.last_layer is not None and last not in (None, model.last_layer):
         raise ValueError(
-            f"parameters='last' takes the layer that was registered last, {model.last_layer!r}, but {last!r} runs "
-            f"last: name it, parameters=['{last}.*']"
+            f"parameters='last' is the layer registered last, {model.last_layer!r}, but {last!r} runs last: name it, "
+            f"parameters=['{last}.*']"
         )
     return AcceptedInputs(y.numel() // b, (x.nbytes + 2 * max(remembered, returned)) // b, b > 1)
 
@@ -136,49 +129,40 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
 def _check_output(y: Any, b: int) -> None:
     """Raise unless y holds real numbers for each of b rows."""
     if not isinstance(y, Tensor):
-        raise TypeError(
-            f"the network must return one tensor, got {type(y).__name__}; pick the prediction with "
-            "output=, for instance output=lambda out: out[0] or output=lambda out: out.logits"
-        )
+        pick = "pick the prediction with output=, such as output=lambda out: out[0] or output=lambda out: out.logits"
+        raise TypeError(f"the network must return one tensor, got {type(y).__name__}; {pick}")
     if not y.is_floating_point():
         raise TypeError(f"the network must return real numbers, got {y.dtype}")
     rows = y.ndim in (1, 2) and len(y) == b and y.numel() > 0
     if not rows and not (b == 1 and y.ndim == 0):
         raise ValueError(
-            f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},), or ({b}, m) for "
-            "m outputs; pick some of it with output=, for instance output=lambda y: y[:, -1]"
+            f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},) or, for m outputs, "
+            f"({b}, m); pick some of it with output=, for instance output=lambda y: y[:, -1]"
         )
 
 
 def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, *which: int) -> None:
-    """Raise unless some rows have the same outputs alone as in y (b, m), among all of these rows, and every time.
-
-    Where a recurrent layer treats rows as steps, only later rows depend on earlier ones, or the other way round.
-    """
+    """Raise unless some rows have the same outputs alone as in y (b, m), among all of these rows, and every time."""
     for row in which:
         try:
             alone = evaluate(x[row : row + 1])[0].detach()
         except Exception as error:
-            raise ValueError(
-                f"the network could not be evaluated on a single row (does it normalise over a batch?): {error}"
-            ) from error
+            raise ValueError(f"the network could not be evaluated on a single row (a batch norm?): {error}") from error
         if _close(y[row], alone, 1e-3):
             continue
         check_repeatable(evaluate(x).detach(), y)
         i = int((y[row] - alone).abs().nan_to_num(torch.inf).argmax())
         raise ValueError(
-            f"the network's output for a row depends on the other rows of the batch ({alone[i].item():.4g} alone, "
-            f"{y[row, i].item():.4g} in a batch), as with statistics of the batch in forward, or a recurrent layer "
-            "without batch_first=True: not supported"
+            f"the network's output for a row depends on the other rows of the batch ({alone[i]:.4g} alone, "
+            f"{y[row, i]:.4g} among them), as with batch statistics, or a recurrent layer without batch_first=True"
         )
 
 
 def check_repeatable(y: Tensor, again: Tensor) -> None:
     if not _close(y, again, 1e-5):
         raise ValueError(
-            "the network's output changes from call to call for the same rows: draw no random numbers in eval mode "
-            "(F.dropout needs training=self.training), and mask the padded positions that an nn.TransformerEncoder "
-            "returns"
+            "the network's output changes from call to call: draw no random numbers in eval mode (F.dropout needs "
+            "training=self.training), and mask the padded positions that an nn.TransformerEncoder returns"
         )
 
 
