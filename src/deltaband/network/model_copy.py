@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import cached_property, reduce
@@ -100,9 +100,7 @@ def _plain(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def eval_copy(
-    model: nn.Module, selected: Callable[[str], bool] = lambda name: True, own_weights: bool = False
-) -> nn.Module:
+def eval_copy(model: nn.Module, selected: Container[str] | None = None, own_weights: bool = False) -> nn.Module:
     """Copy the module tree, in eval mode, around the same parameter storage or, with `own_weights`, around a copy.
 
     Only `selected` parameters are trainable in the copy. Buffers are copied in any case: a pass may write to them.
@@ -111,8 +109,8 @@ def eval_copy(
     for name, w in model.named_parameters():
         if isinstance(w, UninitializedParameter):
             raise ValueError(f"parameter {name!r} is not initialised: call the lazy module once, or load its weights")
-        own = _outside_inference(w.detach())
-        shared[id(w)] = nn.Parameter(own.clone() if own_weights else own, w.requires_grad and selected(name))
+        own, chosen = _outside_inference(w.detach()), selected is None or name in selected
+        shared[id(w)] = nn.Parameter(own.clone() if own_weights else own, w.requires_grad and chosen)
     shared |= {id(buffer): _outside_inference(buffer) for buffer in model.buffers() if buffer.is_inference()}
     for module in model.modules():
         for key, value in vars(module).items():
@@ -189,7 +187,7 @@ class ModelCopy:
     ) -> None:
         model = unwrap(model)
         self.output = output
-        self.module = eval_copy(model, select_parameters(model, parameters).__contains__, own_weights)
+        self.module = eval_copy(model, select_parameters(model, parameters), own_weights)
         self.trainable = {name: w for name, w in self.module.named_parameters() if w.requires_grad}
         self.parameters = {name: w.detach() for name, w in self.trainable.items()}
         tensors, layers = self.parameters.values(), _layers(model)
@@ -222,7 +220,7 @@ class ModelCopy:
         return y if self.output is None else self.output(y)
 
     def prepare(self, x: Any) -> Inputs:
-        """Copy `x` to the module's device, and to its dtype where it is not integer."""
+        """Copy `x`, which a pass may write to, to the module's device, and to its dtype where it is not integer."""
 
         def prepared(x: Tensor) -> Tensor:
             x = x.detach().to(self.device, self.input_dtype if x.is_floating_point() else None, copy=True)
@@ -250,9 +248,9 @@ def _digest(tensor: Tensor) -> str:
 class ModelCopyCache:
     """One eval copy of a model per thread, made anew only when the model has changed. A copy of a cache is empty.
 
-    A change is noticed at the next call by the identity, storage and version of every tensor, by the values of all
-    other attributes of the modules, and by some elements of every tensor. Only a write through `tensor.data` that
-    misses these elements leaves no such trace: it is found by a hash of all weights, from time to time.
+    A change is noticed by the identity, storage and version of every tensor, by the values of all other attributes of
+    the modules, and by some elements of every tensor. Only a write through `tensor.data` that misses these elements
+    leaves no such trace: it is found by a hash of all weights, from time to time.
     """
 
     def __init__(self) -> None:
@@ -295,11 +293,8 @@ class _Entry:
         self.expires = end + max(HASH_SECONDS, (end - start) / HASH_SHARE)
 
     def is_valid(self, described: _Description) -> bool:
-        return (
-            described.state == self._described.state
-            and all(buffer._version == version for buffer, version in self._buffers)
-            and [sample() for sample in self._samples] == self._values
-        )
+        same = described.state == self._described.state and all(b._version == version for b, version in self._buffers)
+        return same and [sample() for sample in self._samples] == self._values
 
 
 class _Description:

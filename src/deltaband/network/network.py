@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import grad_and_value, vjp, vmap
 
 from ..data.inputs import Inputs
 from ..errors import LayerMismatchError
-from . import per_row
+from . import checks
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock
 from .layers import hooks
 from .layers.factors import DenseRows
 from .layers.hooks import Layers
-from .layers.probe import probe_layers
 from .model_copy import AcceptedInputs, ModelCopy, ParameterChoice, plain_autograd
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
@@ -27,7 +28,13 @@ PROBED_ROWS = 8  # on which it is tested which layers have gradients by hooks
 VERIFIED_ROWS = 4  # of a later chunk, compared with plain autograd
 REMEMBERED_KINDS = 256  # of inputs, such as sequences of different lengths
 
+PAST_THE_TREE = (
+    "some weights are reached past the module tree (by a lambda or a list), so their gradients would be missing: "
+    "register them as submodules or parameters"
+)
+
 Head = Callable[[Tensor], Tensor]  # (b, n_returned) -> (b, n_outputs)
+Parameters = dict[str, Tensor]
 
 
 class OutputShape(NamedTuple):
@@ -88,21 +95,18 @@ class Network:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Digests of the weights and buffers, as they were when first asked for."""
         return self.model_copy.fingerprint
 
     def prepare(self, x: Any) -> Inputs:
-        """Copy `x` (a network may work on its input in place), in the network's dtype where it is not integer."""
         return self.model_copy.prepare(x)
 
-    def evaluate(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Tensor:  # (b, n_outputs)
+    def evaluate(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:  # (b, n_outputs)
         """Compute the head's outputs, with the network's own parameters or others."""
         y = self.model_copy(x, parameters).reshape(len(x), -1)
         return y if self.head is None else self.head(y)
 
-    def _fresh(self, x: Inputs) -> Tensor:
-        """Evaluate a copy: a network may work on its input in place."""
-        return self.evaluate(x.map(torch.clone))
+    def _fresh(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:
+        return self.evaluate(x.map(torch.clone), parameters)  # a network may work on its input in place
 
     def validate(self, x: Any) -> OutputShape:
         """Return how many outputs there are; raise unless each of the first two rows of `x` has its own."""
@@ -143,26 +147,25 @@ class Network:
         if found is None or (len(x) > 1 and not found.alone_and_together):
             if len(known) >= REMEMBERED_KINDS:
                 known.clear()
-            found = known[x.row_format] = per_row.try_rows(self.model_copy, x)
+            found = known[x.row_format] = checks.try_rows(self.model_copy, x)
         return found
 
     def probe(self, x: Any) -> Probe:
         """Find out, on some of the rows of `x`, which layers have gradients by hooks, and count the outputs."""
         shape = self.validate(x)
-        x = self.prepare(per_row.distinct_rows(Inputs.of(x), PROBED_ROWS))
+        x = self.prepare(checks.distinct_rows(Inputs.of(x), PROBED_ROWS))
         with plain_autograd(self.device):
             try:
-                y = self.evaluate(x.map(torch.clone), self.parameters)
-                layers, again = probe_layers(self.eval_copy, lambda: self._fresh(x), len(x))
-                per_row.check_repeatable(y.detach(), again)
-                per_row.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
+                y = self._fresh(x, self.parameters)
+                layers, again = checks.probe_layers(self.eval_copy, lambda: self._fresh(x), len(x))
+                checks.check_repeatable(y.detach(), again)
+                checks.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
             # with constant parameters y can have gradients with respect to others only, or to its inputs: a network
             # that differentiates its own outputs makes leaves of these, but new ones in each call
-            again = self.evaluate(x.map(torch.clone), self.parameters)
-            if y.requires_grad and per_row.leaves(y) & per_row.leaves(again):
-                raise TypeError(per_row.PAST_THE_TREE)
+            if y.requires_grad and checks.leaves(y) & checks.leaves(self._fresh(x, self.parameters)):
+                raise TypeError(PAST_THE_TREE)
         if layers.rest and not self.rows_by_vmap_work(x, layers.rest):
             layers = replace(layers, vmap=False)
         return Probe(layers, shape)
@@ -178,15 +181,14 @@ class Network:
         varied = {name: trainable[name] for name in (self.layers.order if self.layers else self.parameters)}
         with plain_autograd(self.device):
             y = self._fresh(x)
-            per_row.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
+            checks.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             for i, value in enumerate(y[:, o]):
                 expected, got = _gradient(value, list(varied.values())), gradients.between(i, i + 1).rows()[0]
-                name = per_row.first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
+                name = checks.first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
                 if name is not None:
                     raise ValueError(
-                        f"the gradient with respect to {name!r} is not computed as on the first rows: for some rows "
-                        "the network uses this weight in another way than by calling its layer. Put such a row among "
-                        f"the first {PROBED_ROWS}, or leave the weight out with parameters="
+                        f"the gradient with respect to {name!r} is not computed as on the first rows: some rows use it "
+                        f"without its layer. Put such a row among the first {PROBED_ROWS}, or leave it out: parameters="
                     )
 
     def rows_by_vmap_work(self, x: Any, names: tuple[str, ...] | None = None) -> bool:
@@ -208,7 +210,7 @@ class Network:
         try:
             return self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
         except Exception:
-            per_row.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
+            checks.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
             raise
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
@@ -230,13 +232,28 @@ class Network:
         return outputs, GradientBatch(tuple(map(StoredBlock, blocks)))
 
     def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters."""
-        others = {name: w for name, w in self.parameters.items() if name not in names}
-        varied, m = {name: self.parameters[name] for name in names}, len(range(self.validate(x).n_outputs)[group])
-        with plain_autograd(self.device):
-            return per_row.rows_by_vmap(
-                lambda x, varied: self.evaluate(x, {**others, **varied})[:, group], varied, x, m
-            )
+        """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters, by torch.func."""
+        b, m = len(x), len(range(self.validate(x).n_outputs)[group])
+
+        def outputs(varied: Parameters, *row: Tensor) -> Tensor:  # (m,)
+            one = replace(x, tensors=tuple(part.unsqueeze(0) for part in row))
+            return self.evaluate(one, self.parameters | varied)[0, group]
+
+        def several(varied: Parameters, *row: Tensor) -> tuple[Parameters, Tensor]:
+            y, pull = vjp(lambda varied: outputs(varied, *row), varied)  # type: ignore[misc]
+            return vmap(pull)(torch.eye(m, dtype=y.dtype, device=y.device))[0], y
+
+        each = grad_and_value(lambda varied, *row: outputs(varied, *row)[0]) if m == 1 else several
+        varied = {name: self.parameters[name] for name in names}
+        with plain_autograd(self.device), hooks.math_attention():
+            try:
+                by_name, y = vmap(each, in_dims=(None, *[0] * len(x.tensors)))(varied, *x.tensors)
+            except Exception as error:
+                raise TypeError(f"torch.func could not compute per-row gradients of this network: {error}") from error
+        rows = torch.cat([g.reshape(b, m, -1) for g in by_name.values()], dim=2).movedim(1, 0)
+        if y.requires_grad or rows.requires_grad:
+            raise TypeError(PAST_THE_TREE)
+        return y.reshape(b, m), rows
 
     def _looped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
         """Compute the same by plain autograd, row by row and output by output."""
@@ -256,15 +273,13 @@ class Network:
             try:
                 return torch.cat([self._answer(part) for part in x.split(rows)])
             except Exception as error:
-                per_row.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
+                checks.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
 
     def _answer(self, x: Inputs) -> Tensor:
-        try:
-            with torch.no_grad():
-                return self.evaluate(self.prepare(x)).detach()
-        except RuntimeError:  # a network that differentiates its own outputs cannot do without a graph
+        with suppress(RuntimeError), torch.no_grad():
             return self.evaluate(self.prepare(x)).detach()
+        return self.evaluate(self.prepare(x)).detach()  # one that differentiates its own outputs needs a graph
 
 
 def _gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)

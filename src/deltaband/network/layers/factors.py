@@ -39,8 +39,7 @@ class _Factors:
 
     def map(self, change: Callable[..., Tensor], *others: Self) -> Self:
         """Return the same factors with each tensor changed, given the corresponding tensors of `others` as well."""
-        rest = [other._tensors for other in others]
-        changed = {name: change(mine, *(each[name] for each in rest)) for name, mine in self._tensors.items()}
+        changed = {name: change(mine, *(vars(each)[name] for each in others)) for name, mine in self._tensors.items()}
         return replace(self, **changed)
 
     def take(self, index: Tensor | slice) -> Self:
@@ -59,8 +58,7 @@ class DenseRows(_Factors):
         return self.values.shape[1]
 
     @property
-    def n_products(self) -> int:
-        """Multiplications of an inner product of two such rows."""
+    def n_products(self) -> int:  # multiplications of an inner product of two such rows
         return self.n_parameters
 
     def rows(self) -> Tensor:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,7 @@ from .factors import LAYER_RULES, DenseRows, Part, cheapest, compact, joined
 from .recurrent import recurrent
 
 SHARED = -1  # instead of a dimension: the layer's input has no rows, as for the positions of a sequence
-DEPENDS_ON_NOTHING = (
-    "the network's output does not depend on any trainable parameter, of those chosen: all gradients are zero"
-)
+DEPENDS_ON_NOTHING = "the network's output does not depend on any trainable parameter, of those chosen"
 
 Evaluate = Callable[[], Tensor]  # (b, m)
 Deltas = list[Tensor | None]  # of one call
@@ -57,8 +55,7 @@ class Layers:
         return tuple(name for names in self.parameters for name in names) + self.rest
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of a layer: its arguments, and where the gradients of the real tensors that it returned arrive."""
 
     args: tuple[Any, ...]
@@ -68,7 +65,7 @@ class Call:
     @property
     def given(self) -> Places:
         places: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
-        return frozenset(i for i, value in places if any(isinstance(leaf, Tensor) for leaf in leaves(value)))
+        return frozenset(i for i, value in places if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)))
 
 
 def parts(model: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[Tensor, list[list[Part]]]:
@@ -185,9 +182,9 @@ def part_of(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, d
         if rule := _rule(layer):
             x, (delta,) = call.args[0] if call.args else call.kwargs["input"], arrived
             assert delta is not None
-            shared = dim == SHARED
-            x, delta = (x.expand(b, delta.shape[1]), delta) if shared else (x.movedim(dim, 0), delta.movedim(dim, 0))
-            made.append(rule(layer, x, delta, b))
+            if dim != SHARED:
+                x, delta = x.movedim(dim, 0), delta.movedim(dim, 0)
+            made.append(rule(layer, x.expand(b, delta.shape[1]) if dim == SHARED else x, delta, b))
         elif isinstance(layer, nn.RNNBase) and not is_parametrized(layer):
             made.append(recurrent(layer, (*call.args, *call.kwargs.values()), arrived, b))
         else:
@@ -202,8 +199,7 @@ def _per_row_vjp(layer: nn.Module, call: Call, deltas: Deltas, b: int, dim: int)
     each in one piece or in several consecutive ones; for attention it is known which does not."""
     parameters = {name: w.detach() for name, w in owned(layer).items()}
     bound = inspect.signature(layer.forward).bind(*call.args, **call.kwargs)
-    arguments = dict(bound.arguments)
-    dims = {name: tree_map(partial(_dim, layer, name, dim), arguments[name]) for name in arguments}
+    dims = {name: tree_map(partial(_dim, layer, name, dim), value) for name, value in bound.arguments.items()}
     arrived = [i for i, delta in enumerate(deltas) if delta is not None]
 
     def by_row(tensor: Any, dim: int | None) -> Any:  # (b, pieces, …)
@@ -220,7 +216,7 @@ def _per_row_vjp(layer: nn.Module, call: Call, deltas: Deltas, b: int, dim: int)
 
         return grad(product)(parameters)  # `vjp` has to loop over the rows where a weight is parametrised
 
-    given, in_dims = tree_map(by_row, arguments, dims), tree_map(lambda dim: None if dim is None else 0, dims)
+    given, in_dims = tree_map(by_row, bound.arguments, dims), tree_map(lambda dim: None if dim is None else 0, dims)
     with torch.no_grad(), math_attention():  # whatever else the layer holds needs no graph
         rows = vmap(pulled, in_dims=(in_dims, 0))(given, [by_row(deltas[i], dim) for i in arrived])
     return DenseRows(torch.cat([rows[name].reshape(b, -1) for name in parameters], dim=1))
@@ -267,10 +263,6 @@ def _dim(layer: nn.Module, name: str, dim: int, value: Any) -> int | None:
     return dim
 
 
-def leaves(value: Any) -> list[Any]:
-    """Return what is in tuples, lists and dictionaries, however deep."""
-    return [value] if isinstance(value, Tensor) else tree_leaves(value)  # the first for speed
-
-
 def real_tensors(output: Any) -> list[Tensor]:
-    return [y for y in leaves(output) if isinstance(y, Tensor) and y.is_floating_point()]
+    leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)  # the first for speed
+    return [y for y in leaves if isinstance(y, Tensor) and y.is_floating_point()]

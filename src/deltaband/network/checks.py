@@ -1,55 +1,28 @@
-"""Rows on their own: what a network must satisfy for each row to have a gradient of its own, and all these at once."""
+"""What is tested on some rows, not assumed: that each has a gradient of its own, and which layers hooks can compute.
+
+A layer's part must equal plain gradients there. Parameters that fail, or belong to no layer, get rows.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vjp, vmap
 
 from ..data.inputs import Inputs
-from .layers.hooks import is_known, math_attention, owned, real_tensors
+from ..errors import NoGradientError
+from .layers import hooks
+from .layers.factors import Part, cheapest
+from .layers.hooks import SHARED, Evaluate, Layers, Places, is_known, names_of
 from .model_copy import AcceptedInputs, ModelCopy, plain_autograd
 
-Parameters = dict[str, Tensor]
-PAST_THE_TREE = (
-    "some weights are reached past the module tree (a lambda or a list that holds a layer or a parameter), so their "
-    "gradients would be missing: register them as submodules or parameters"
-)
-
-
-def rows_by_vmap(
-    evaluate: Callable[[Inputs, Parameters], Tensor], varied: Parameters, x: Inputs, m: int
-) -> tuple[Tensor, Tensor]:
-    """Compute outputs (b, m) and rows of J (m, b, p), with respect to what is varied, by torch.func."""
-
-    def outputs(varied: Parameters, *row: Tensor) -> Tensor:  # (m,)
-        return evaluate(replace(x, tensors=tuple(part.unsqueeze(0) for part in row)), varied)[0]
-
-    def single(varied: Parameters, *row: Tensor) -> Tensor:
-        return outputs(varied, *row)[0]
-
-    def several(varied: Parameters, *row: Tensor) -> tuple[Parameters, Tensor]:
-        y, pull = vjp(lambda varied: outputs(varied, *row), varied)  # type: ignore[misc]
-        return vmap(pull)(torch.eye(m, dtype=y.dtype, device=y.device))[0], y
-
-    each: Callable[..., tuple[Parameters, Tensor]] = grad_and_value(single) if m == 1 else several
-    with math_attention():
-        try:
-            by_name, y = vmap(each, in_dims=(None, *[0] * len(x.tensors)))(varied, *x.tensors)
-        except Exception as error:
-            raise TypeError(f"torch.func could not compute per-row gradients of this network: {error}") from error
-    rows = torch.cat([g.reshape(len(x), m, -1) for g in by_name.values()], dim=2).movedim(1, 0)
-    if y.requires_grad or rows.requires_grad:
-        raise TypeError(PAST_THE_TREE)
-    return y.reshape(len(x), m), rows
+COMPARED_COLUMNS = 2**20  # at a time
 
 
 def leaves(y: Tensor) -> set[Tensor]:
@@ -86,8 +59,8 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
         nonlocal returned, last
         returned += output.nbytes if isinstance(output, Tensor) else 0
         last = name if name in model.layer_names else last
-        if is_known(module) and owned(module):
-            coarse.extend(f"{name!r} in {each.dtype}" for each in real_tensors(output) if each.itemsize < 4)
+        if is_known(module) and hooks.owned(module):
+            coarse.extend(f"{name!r} in {each.dtype}" for each in hooks.real_tensors(output) if each.itemsize < 4)
 
     with ExitStack() as stack:
         stack.enter_context(plain_autograd(model.device))
@@ -194,3 +167,98 @@ def first_difference(got: Tensor, expected: Tensor, sizes: dict[str, int]) -> st
     scale = float(expected.norm())
     pieces = zip(sizes, *(torch.split(values, list(sizes.values())) for values in (got, expected)), strict=True)
     return next((n for n, a, b in pieces if float((a - b).norm()) > 1e-2 * float(b.norm()) + 1e-3 * scale), None)
+
+
+def probe_layers(model: nn.Module, evaluate: Evaluate, b: int) -> tuple[Layers, Tensor]:
+    """Test every layer on b rows; return what was found, and the outputs (b, m).
+
+    Rows whose gradients are zero or equal show nothing, so at least two others are needed; a layer that cannot be
+    tested gets rows of its own, and so does one that is not called, whose weights may be used all the same.
+    """
+    layers = hooks.candidates(model)
+    dims = {name: (0,) if isinstance(layer, nn.RNNBase) else (0, 1) for name, layer in layers.items()}
+    y, found = _verify_candidates(model, evaluate, b, layers, dims)
+    tables = {n: each for n, each in layers.items() if n not in found and isinstance(each, nn.Embedding)}
+    if tables:
+        with suppress(RuntimeError):  # the network may not accept as many rows there
+            found |= _verify_candidates(model, evaluate, b, tables, dict.fromkeys(tables, (SHARED,)))[1]
+    found = {name: found[name] for name in layers if name in found}  # as they were registered
+    parameters = tuple(names_of(name, layers[name]) for name in found)
+    covered = {name for names in parameters for name in names}
+    rest = {name: w for name, w in model.named_parameters() if w.requires_grad and name not in covered}
+    parts = [part for _, part, _ in found.values()]
+    kept = list(map(cheapest, parts))
+    probed = Layers(
+        {name: dim for name, (dim, _, _) in found.items()},
+        parameters,
+        tuple(rest),
+        factor_bytes=sum(part.nbytes for part in kept) + sum(w.nbytes for w in rest.values()),
+        inner_flops=2 * (sum(part.n_products for part in kept) + sum(w.numel() for w in rest.values())),
+        working_bytes=2 * max((part.nbytes for part in parts), default=0),
+        given={name: given for name, (_, _, given) in found.items() if not is_known(layers[name])},
+    )
+    return probed, y
+
+
+def _verify_candidates(
+    model: nn.Module, evaluate: Evaluate, b: int, layers: Mapping[str, nn.Module], dims: Mapping[str, tuple[int, ...]]
+) -> tuple[Tensor, dict[str, tuple[int, Part, frozenset[Places]]]]:
+    """Return the outputs, and for each layer whose part equals its plain gradients: the dimension of its inputs that
+    holds the rows, the part of one row, and which of its arguments are tensors."""
+    outputs, calls = hooks.forward(evaluate, layers, b, {name for name in layers if SHARED in dims[name]})
+    if not outputs.requires_grad:
+        raise NoGradientError(hooks.DEPENDS_ON_NOTHING)
+    # of several outputs a mixture: gradients are linear in it
+    y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+    deltas = hooks.deltas_of(y, calls, retain_graph=True)
+    guesses: dict[str, dict[int, Part]] = {}
+    for name, layer in layers.items():
+        for dim in dims[name] if calls[name] else ():
+            # without rows in this dimension, or a rule in torch.func, the layer is not such a one
+            with suppress(Exception), hooks.no_inner_loops():
+                guesses.setdefault(name, {})[dim] = hooks.part_of(layer, calls[name], deltas[name], b, dim)
+    signatures: dict[str, list[float]] = {name: [] for name in guesses}
+    names = {name: names_of(name, layers[name]) for name in guesses}
+    trainable = {name: w for name, w in model.named_parameters() if any(name in each for each in names.values())}
+    for i in range(b) if trainable else ():  # a row at a time: whole gradients of a large network are not small
+        gradients = torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, materialize_grads=True)
+        by_name = dict(zip(trainable, gradients, strict=True))
+        for name, by_dim in guesses.items():
+            expected = [by_name[each].flatten() for each in names[name]]
+            scale = max(float(values.abs().max()) for values in expected)
+            for dim in list(by_dim):
+                if not _equal(by_dim[dim].take(slice(i, i + 1)), expected, scale):
+                    del by_dim[dim]
+            if scale > 0:
+                signatures[name].append(_signature(expected))
+    return outputs.detach(), {
+        name: (dim := min(by_dim), by_dim[dim].take(slice(0, 1)), frozenset(call.given for call in calls[name]))
+        for name, by_dim in guesses.items()
+        if by_dim and len(values := signatures[name]) > 1 and max(values) - min(values) > 1e-4 * max(values)
+    }
+
+
+def _signature(gradient: list[Tensor]) -> float:
+    """Return a number that unequal gradients are unlikely to share."""
+    return sum(
+        float((piece.abs() * torch.arange(1, len(piece) + 1, device=piece.device).remainder(97)).sum())
+        for piece in _pieces(gradient)
+    )
+
+
+def _equal(part: Part, expected: list[Tensor], scale: float) -> bool:
+    """Return whether the part of one row is this gradient, comparing some columns at a time."""
+    if part.n_parameters != sum(map(len, expected)) or not scale < float("inf"):
+        return False
+    start = 0
+    for piece in _pieces(expected):
+        got = part.columns(start, start + len(piece))[0]
+        if not torch.allclose(got, piece, rtol=1e-3, atol=1e-4 * scale):
+            return False
+        start += len(piece)
+    return True
+
+
+def _pieces(gradient: list[Tensor]) -> Iterator[Tensor]:
+    for values in gradient:
+        yield from torch.split(values, COMPARED_COLUMNS)
