@@ -1,5 +1,4 @@
-"""The parts of a batch's gradients: hooks on one forward pass record the input of each layer, and one backward pass
-gives the gradients of its output."""
+"""The parts of a batch's gradients: hooks record the input of each layer, a backward pass gives those of its output."""
 
 from __future__ import annotations
 
@@ -28,7 +27,9 @@ from .factors import LAYER_RULES, DenseRows, Part, cheapest, compact, joined
 from .recurrent import recurrent
 
 SHARED = -1  # instead of a dimension: the layer's input has no rows, as for the positions of a sequence
-DEPENDS_ON_NOTHING = "the network's output does not depend on any trainable parameter, of those chosen"
+DEPENDS_ON_NOTHING = (
+    "the network's output does not depend on any trainable parameter, of those chosen: all gradients are zero"
+)
 
 Evaluate = Callable[[], Tensor]  # (b, m)
 Deltas = list[Tensor | None]  # of one call
@@ -163,8 +164,7 @@ def _detached(value: Any) -> Any:
 def deltas_of(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = False) -> dict[str, list[Deltas]]:
     """Compute the gradient of each row's output with respect to what each layer returned, call by call."""
     edges = [edge for made in calls.values() for call in made for edge in call.outputs if edge is not None]
-    # rows do not depend on each other, so the sum's gradient is that of each
-    live = edges and y.requires_grad
+    live = edges and y.requires_grad  # rows do not depend on each other, so the sum's gradient is that of each
     found = torch.autograd.grad(y.sum(), edges, allow_unused=True, retain_graph=retain_graph) if live else ()
     gradients = chain(found, repeat(None))
     return {
