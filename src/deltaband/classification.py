@@ -16,8 +16,8 @@ from .estimator import Estimator
 from .fitting.spec import FitSpec, parse_engine
 from .fitting.tasks import Classification
 from .network.log_odds import log_odds, log_odds_of_prediction
+from .network.model_copy import ParameterChoice
 from .network.network import Head
-from .network.parameter_selection import ParameterChoice
 from .results import ClassIntervals, Intervals, like, parse_levels
 from .validation import check_ints
 

@@ -21,7 +21,7 @@ from .estimator import Estimator
 from .fitting.fit import Fit, RowFunction
 from .fitting.spec import FitSpec, parse_engine
 from .fitting.tasks import Regression
-from .network.parameter_selection import ParameterChoice
+from .network.model_copy import ParameterChoice
 from .results import Intervals, Side, like, parse_levels
 from .target_transform import TargetTransform
 from .validation import check_choice, check_ints, check_seed

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from deltaband import DeltabandWarning, Exact, PredictionIntervals
-from deltaband.network import cache as caching
 from deltaband.network import model_copy
-from deltaband.network.cache import NetworkCache
+from deltaband.network.model_copy import ModelCopyCache
 from deltaband.network.network import LOOPED_ROWS, Network
 from tests import reference
 from tests.support.networks import in_threads, mlp, regression
@@ -62,15 +61,19 @@ def test_an_unchanged_model_is_copied_once_and_called_once_per_prediction(monkey
     assert calls == [1, 1, 1]  # torch.func shows one row
 
 
+def cached(cache, model, *, head=None, **given):
+    return Network(cache.get(model, **given), head=head)
+
+
 def test_a_cache_gives_the_same_copy_until_something_changes():
-    model, cache = Normed(), NetworkCache()
-    first = cache.network(model)
-    assert cache.network(model, head=lambda y: y).model_copy is first.model_copy
+    model, cache = Normed(), ModelCopyCache()
+    first = cached(cache, model)
+    assert cached(cache, model, head=lambda y: y).model_copy is first.model_copy
     model.train()
     model.eval()
     model(X).sum().backward()
     model.zero_grad()
-    assert cache.network(model).model_copy is first.model_copy
+    assert cached(cache, model).model_copy is first.model_copy
 
 
 def in_place(model):
@@ -143,12 +146,12 @@ ATTRIBUTES = [attribute, nested_attribute, tensor_attribute, activation, hook]
 
 @pytest.mark.parametrize("change", [*CHANGES, *BUFFERS, *ATTRIBUTES])
 def test_whatever_changes_is_seen_by_the_next_prediction(change):
-    model, cache = Normed(), NetworkCache()
+    model, cache = Normed(), ModelCopyCache()
     model(X)
     model.eval()
-    cache.network(model).gradients(X)
+    cached(cache, model).gradients(X)
     change(model)
-    network, fresh = cache.network(model), Network(model)
+    network, fresh = cached(cache, model), Network(model)
     outputs, g = network.gradients(X)
     torch.testing.assert_close(outputs, model(X).detach())
     assert torch.equal(g.rows(), fresh.gradients(X)[1].rows())
@@ -173,17 +176,17 @@ def test_changed_weights_are_warned_of_and_no_others(change):
 
 
 def test_parameters_that_are_frozen_or_moved_are_noticed():
-    model, cache = mlp(), NetworkCache()
-    assert cache.network(model).n_parameters == 41
+    model, cache = mlp(), ModelCopyCache()
+    assert cached(cache, model).n_parameters == 41
     model[0].requires_grad_(False)
-    assert cache.network(model).n_parameters == 9
+    assert cached(cache, model).n_parameters == 9
     model[0].requires_grad_(True)
-    assert cache.network(model).n_parameters == 41
+    assert cached(cache, model).n_parameters == 41
     model.float()
-    assert cache.network(model).dtype == torch.float32
-    assert cache.network(model, parameters=["2.*"]).n_parameters == 9
-    assert cache.network(model, output=lambda y: y[:, 0]).outputs(X).shape == (60, 1)
-    assert cache.network(mlp(3, 4)).n_parameters == 21
+    assert cached(cache, model).dtype == torch.float32
+    assert cached(cache, model, parameters=["2.*"]).n_parameters == 9
+    assert cached(cache, model, output=lambda y: y[:, 0]).outputs(X).shape == (60, 1)
+    assert cached(cache, mlp(3, 4)).n_parameters == 21
 
 
 def test_a_write_that_misses_the_sampled_elements_is_found_by_a_hash_in_time(monkeypatch):
@@ -191,19 +194,19 @@ def test_a_write_that_misses_the_sampled_elements_is_found_by_a_hash_in_time(mon
     band = fitted(model)
     band.predict(X[:1])
     model[0].weight.data.view(-1)[1] += 1.0  # sampled is every 18th
-    monkeypatch.setattr(caching, "HASH_SECONDS", 0.0)
-    monkeypatch.setattr(caching, "HASH_SHARE", 1e9)
+    monkeypatch.setattr(model_copy, "HASH_SECONDS", 0.0)
+    monkeypatch.setattr(model_copy, "HASH_SHARE", 1e9)
     band.spec.networks._thread.entry.expires = 0.0
     with pytest.warns(DeltabandWarning, match="weights have changed since fit"):
         band.predict(X[:1])
 
 
 def test_an_expired_entry_stays_if_nothing_has_changed(monkeypatch):
-    monkeypatch.setattr(caching, "HASH_SECONDS", 0.0)
-    monkeypatch.setattr(caching, "HASH_SHARE", 1e9)
-    model, cache = Normed(), NetworkCache()
-    first = cache.network(model).model_copy
-    assert cache.network(model).model_copy is first
+    monkeypatch.setattr(model_copy, "HASH_SECONDS", 0.0)
+    monkeypatch.setattr(model_copy, "HASH_SHARE", 1e9)
+    model, cache = Normed(), ModelCopyCache()
+    first = cached(cache, model).model_copy
+    assert cached(cache, model).model_copy is first
 
 
 def test_a_copy_whose_buffers_a_call_has_written_to_is_not_used_again():
@@ -217,9 +220,9 @@ def test_a_copy_whose_buffers_a_call_has_written_to_is_not_used_again():
             self.calls += 1
             return self.layer(x)
 
-    model, cache = Counting(), NetworkCache()
+    model, cache = Counting(), ModelCopyCache()
     for _ in range(3):
-        network = cache.network(model)
+        network = cached(cache, model)
         assert network.eval_copy.calls == 0
         network.outputs(X)
     assert model.calls == 0
@@ -228,13 +231,13 @@ def test_a_copy_whose_buffers_a_call_has_written_to_is_not_used_again():
 def test_a_model_made_in_inference_mode_is_never_cached():
     with torch.inference_mode():
         model = mlp()
-    cache = NetworkCache()
-    first = cache.network(model)
-    assert cache.network(model).model_copy is not first.model_copy
+    cache = ModelCopyCache()
+    first = cached(cache, model)
+    assert cached(cache, model).model_copy is not first.model_copy
     before = first.outputs(X)
     with torch.inference_mode():
         model[2].bias += 1.0
-    torch.testing.assert_close(cache.network(model).outputs(X), before + 1.0)
+    torch.testing.assert_close(cached(cache, model).outputs(X), before + 1.0)
 
 
 def test_a_network_is_validated_once_for_each_kind_of_inputs_and_again_for_several_rows():
@@ -249,7 +252,7 @@ def test_a_network_is_validated_once_for_each_kind_of_inputs_and_again_for_sever
     calls.clear()
     network.outputs(X)
     assert calls == [2, 1, 60]
-    network.with_head(lambda y: 2 * y).copy().gradients(X)
+    Network(network.model_copy, head=lambda y: 2 * y).copy().gradients(X)
     assert calls[3:] in ([60], [1])  # torch.func shows one row
     calls.clear()
     network.outputs(X.float())
@@ -363,10 +366,10 @@ def test_a_band_can_be_copied_and_pickled():
     with torch.no_grad():
         band.model.body[4].bias.add_(1.0)
     assert torch.equal(other.predict(X).upper, expected)
-    cache = NetworkCache()
-    cache.network(mlp())
-    assert isinstance(pickle.loads(pickle.dumps(cache)), NetworkCache)
-    assert isinstance(copy.copy(cache), NetworkCache)
+    cache = ModelCopyCache()
+    cached(cache, mlp())
+    assert isinstance(pickle.loads(pickle.dumps(cache)), ModelCopyCache)
+    assert isinstance(copy.copy(cache), ModelCopyCache)
 
 
 def test_tensors_of_every_layout_and_type_are_sampled():
@@ -381,7 +384,7 @@ def test_tensors_of_every_layout_and_type_are_sampled():
         torch.zeros(0, 3),
     ]
     for tensor in tensors:
-        read = caching._sample(tensor)
+        read = model_copy._sample(tensor)
         before = read()
         assert read() == before
         if tensor.numel():

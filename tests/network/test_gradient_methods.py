@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
-from deltaband.network.model_copy import math_attention
+from deltaband.network.layers.hooks import math_attention
 from deltaband.network.network import Network
 from tests.support.networks import mlp, probed
 
@@ -51,7 +51,7 @@ def test_a_weight_that_later_rows_use_past_its_layer_is_found_out():
         network.verify(x)
     late = x.clone()
     late[:, 0] = 6.0
-    with pytest.raises(ValueError, match=r"'layer\.weight' is not had as it was.*Put such a row among the first 8, or"):
+    with pytest.raises(ValueError, match=r"'layer\.weight' is not computed as.*Put such a row among the first 8, or"):
         network.verify(late)
     mixed = probed(Network(Later()), torch.cat([x[:4], late[:4]]))
     mixed.verify(late)
@@ -142,7 +142,7 @@ def test_what_is_verified_is_the_method_for_many_rows(monkeypatch):
     monkeypatch.setattr(Network, "_looped", None)
     network.verify(x)
     monkeypatch.setattr(Network, "_vmapped", lambda self, names, x, group: (None, torch.zeros(1, len(x), 41)))
-    with pytest.raises(ValueError, match="is not had as it was"):
+    with pytest.raises(ValueError, match="is not computed as on"):
         network.verify(x)
 
 
@@ -324,5 +324,5 @@ def test_a_fit_finds_out_that_later_rows_use_a_weight_past_its_layer(batch_size)
             reference.effective_parameters(reference.jacobian(band.model, X)[1], 1.0), rel=1e-4
         )
     else:
-        with pytest.raises(ValueError, match=r"inner.weight' is not had as it was on the first rows"):
+        with pytest.raises(ValueError, match=r"inner.weight' is not computed as on the first rows"):
             band.fit(loader)

@@ -431,7 +431,7 @@ def test_a_large_layer_is_compared_one_row_and_some_columns_at_a_time(monkeypatc
         return columns(self, start, stop)
 
     monkeypatch.setattr(OuterProducts, "columns", watched)
-    monkeypatch.setattr("deltaband.network.layers.probe.COMPARED_COLUMNS", 10_000)
+    monkeypatch.setattr("deltaband.network.checks.COMPARED_COLUMNS", 10_000)
     Network(model).probe(torch.randn(30, 20))
     assert len(held) > 8 * 700 * 700 // 10_000
     assert max(held) <= 10_000

@@ -10,8 +10,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
+from deltaband.network.model_copy import select_parameters
 from deltaband.network.network import Network
-from deltaband.network.parameter_selection import select_parameters
 from tests.support.networks import probed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the network has p", "ignore:n − p")
@@ -185,7 +185,7 @@ class Pairs(nn.Module):
         ("first", ValueError, r"must be 'all', 'last', a list of names such as \['head\.\*'\].*got 'first'"),
         (["heads.*"], ValueError, r"'heads\.\*' matches no parameter; trainable are: blocks\.0\.0\.weight.*head\.bias"),
         (["head.*", "first.*"], ValueError, r"'first\.\*' matches only frozen parameters \(first\.bias\); trainable"),
-        ([], TypeError, "a list of names or a function, got"),
+        ([], TypeError, r"a list of names .* or a function of name and parameter, got"),
         ([1], TypeError, r"got \[1\]"),
         (3, TypeError, "got 3"),
         (None, TypeError, "got None"),

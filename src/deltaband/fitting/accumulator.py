@@ -21,7 +21,6 @@ from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
 from ..network.model_copy import plain_autograd
 from ..network.network import Network, OutputShape
-from ..network.recomputed import Recomputed
 from ..storage.encoding import storable
 from . import accuracy
 from .fit import Fit, RowBuffer, checked_gradients, evaluate_sample
@@ -306,4 +305,4 @@ class _KeptInputs:
         self.rows_in_memory = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
 
     def __call__(self, x: Inputs, group: slice) -> GradientBatch:
-        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.rows_in_memory),))
+        return GradientBatch.recomputed(self.network, x, group, self.rows_in_memory)

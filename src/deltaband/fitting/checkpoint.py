@@ -16,7 +16,7 @@ from torch import Tensor
 from ..data.batches import Batches
 from ..data.inputs import Inputs
 from ..errors import ArtefactError, DamagedArtefactError, warn
-from ..network.recomputed import network_hook, network_maker
+from ..network.network import network_hook, network_maker
 from ..storage import container
 from ..storage.atomic import writable
 from ..storage.encoding import Decoder, Encoder

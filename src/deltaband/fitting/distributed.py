@@ -18,8 +18,7 @@ from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.row_record import RowSample
 from ..engines.cost import free_memory
 from ..errors import DistributedFitError, EmptyDataError
-from ..network.network import Network
-from ..network.recomputed import network_hook, network_maker
+from ..network.network import Network, network_hook, network_maker
 from ..storage import container
 from ..storage.encoding import Decoder, Encoder
 from .accumulator import FitAccumulator

@@ -12,8 +12,7 @@ from torch import nn
 from ..data.row_record import Sample
 from ..errors import ArtefactError
 from ..network.model_copy import unwrap
-from ..network.network import Network
-from ..network.recomputed import network_hook, network_maker
+from ..network.network import Network, network_hook, network_maker
 from ..storage.band_file import BandRecord, StoredBand
 from .fit import Fit
 from .spec import FitSpec

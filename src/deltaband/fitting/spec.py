@@ -17,9 +17,8 @@ from ..data.inputs import Inputs
 from ..engines import Engine
 from ..engines.cost import free_memory
 from ..errors import warn
-from ..network.cache import NetworkCache
+from ..network.model_copy import ModelCopyCache, ParameterChoice
 from ..network.network import Head, Network
-from ..network.parameter_selection import ParameterChoice
 from ..storage.encoding import describe_setting
 from ..validation import check_bool, check_callable, check_memory
 from .fit import Fit, RowFunction, check_outputs, evaluate_rows
@@ -47,7 +46,7 @@ class FitSpec:
     parameters: ParameterChoice = "all"
     output: Callable[[Any], Tensor] | None = None
     batch: Callable[[Any], tuple[Any, Any]] | None = None
-    networks: NetworkCache = field(default_factory=NetworkCache, repr=False, compare=False)
+    networks: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_memory(self.memory)
@@ -59,7 +58,7 @@ class FitSpec:
     def network(self, head: Head | None = None, fit: Fit | None = None) -> Network:
         """Return the network with this head and the layers that a fit's covariance asks for; to keep it, copy it."""
         layers = None if fit is None else fit.asked_layers
-        return self.networks.network(self.model, layers, parameters=self.parameters, output=self.output, head=head)
+        return Network(self.networks.get(self.model, self.parameters, self.output), layers, head=head)
 
     def fitted_network(self, fit: Fit) -> Network:
         """Return the network whose gradients made J of this fit."""

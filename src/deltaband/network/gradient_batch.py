@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.inputs import Inputs
 from ..storage.encoding import storable
 from .layers.factors import DenseRows, Part, alike, inner, stacked
+
+if TYPE_CHECKING:
+    from .network import Network
 
 # A chunk of rows that fits the processor's cache is two to three times faster to compute than one that does not, but
 # a handful of rows wastes the matrix products that follow.
@@ -22,28 +26,10 @@ MERGED_BYTES = 8 * 2**20  # size up to which blocks are merged
 PRODUCT_ROWS = 1024  # rows whose inner products are computed at once
 
 
-class Block(Protocol):
-    """The gradients of some rows, part by part, a part being the parameters of a layer."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def n_parameters(self) -> int: ...
-
-    @property
-    def rows_in_memory(self) -> int:
-        """How many rows, those of other blocks included, should have their parts in memory at once."""
-        ...
-
-    def parts(self) -> Sequence[Part]:
-        """Return the parts, each of the same rows."""
-        ...
-
-
 @storable
 @dataclass(frozen=True)
 class StoredBlock:
-    """A block whose parts are in memory."""
+    """The gradients of some rows, part by part, a part being the parameters of a layer."""
 
     stored: Sequence[Part]
     rows_in_memory = 0
@@ -61,19 +47,42 @@ class StoredBlock:
 
 @storable
 @dataclass(frozen=True)
+class Recomputed:
+    """The same, of which only the inputs are kept: the parts are computed again whenever they are asked for."""
+
+    network: Network  # with weights of its own, that nobody trains
+    x: Inputs
+    group: slice  # of the outputs
+    rows_in_memory: int  # how many, with those of other blocks, should have their parts there at once
+
+    def __len__(self) -> int:
+        return len(self.x) * (self.group.stop - self.group.start)
+
+    @property
+    def n_parameters(self) -> int:
+        return self.network.n_parameters
+
+    def parts(self) -> Sequence[Part]:
+        # a network of its own each time: several threads may ask
+        _, gradients = self.network.copy().gradients(self.x, self.group)
+        return [stacked(parts) for parts in zip(*(block.parts() for block in gradients.blocks), strict=True)]
+
+
+@storable
+@dataclass(frozen=True)
 class GradientBatch:
-    """The gradients of some rows, in blocks.
+    """The gradients of some rows, in blocks: `inner(other)` forms no row for layers that have factors."""
 
-    An engine that needs rows calls `rows()` or `columns(width)`; one that needs only inner products calls
-    `inner(other)`, and no row is formed for layers that have factors.
-    """
-
-    blocks: tuple[Block, ...]  # each for the same parameters
+    blocks: tuple[StoredBlock | Recomputed, ...]  # each for the same parameters
 
     @classmethod
     def of(cls, *rows: Tensor) -> GradientBatch:  # each (b_i, p)
         """Make a batch of blocks of rows."""
         return cls(tuple(StoredBlock((DenseRows(block),)) for block in rows))
+
+    @classmethod
+    def recomputed(cls, network: Network, x: Inputs, group: slice, rows_in_memory: int) -> GradientBatch:
+        return cls((Recomputed(network, network.prepare(x), group, rows_in_memory),))
 
     def __len__(self) -> int:
         return sum(map(len, self.blocks))
@@ -95,10 +104,7 @@ class GradientBatch:
         return np.concatenate([sum(part.squared_norms() for part in block.parts()) for block in self.blocks])
 
     def columns(self, width: int) -> Iterator[np.ndarray]:
-        """Yield all rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before.
-
-        Where a layer has factors, only these columns of its rows are formed.
-        """
+        """Yield all rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before."""
         memory = np.empty(len(self) * min(width, self.n_parameters))
         for layer in zip(*(block.parts() for block in self.blocks), strict=True):
             for start in range(0, layer[0].n_parameters, width):
@@ -115,20 +121,15 @@ class GradientBatch:
             for mine, theirs in zip(self.columns(width), other.columns(width), strict=True):
                 products += mine @ theirs.T
             return products
-        left = self.merged()
-        return np.concatenate([left._inner(block.parts()) for block in other.blocks], axis=1)
-
-    def _inner(self, theirs: Sequence[Part]) -> np.ndarray:
-        pairs = (zip(block.parts(), theirs, strict=True) for block in self.blocks)
-        return np.concatenate([sum(inner(a, b) for a, b in layers) for layers in pairs])
+        left = [block.parts() for block in self.merged().blocks]
+        right = (block.parts() for block in other.blocks)  # one at a time
+        return np.concatenate([np.concatenate([sum(map(inner, mine, theirs)) for mine in left]) for theirs in right], 1)
 
     @property
     def has_rows(self) -> bool:
         """Whether full rows are in memory, rather than factors that they can be formed from."""
-        return all(
-            isinstance(block, StoredBlock) and all(isinstance(part, DenseRows) for part in block.stored)
-            for block in self.blocks
-        )
+        stored = [block.stored if isinstance(block, StoredBlock) else (None,) for block in self.blocks]
+        return all(isinstance(part, DenseRows) for parts in stored for part in parts)
 
     def merged(self) -> GradientBatch:
         """Return the same rows in memory, in fewer and larger blocks, whose products are faster."""
@@ -136,15 +137,14 @@ class GradientBatch:
         size = 0
         for block in self.blocks:
             parts = block.parts()
-            size += sum(part.nbytes for part in parts)
+            n_bytes = sum(part.nbytes for part in parts)
+            size += n_bytes
             if groups and size <= MERGED_BYTES and all(map(alike, groups[-1][0], parts)):
                 groups[-1].append(parts)
             else:
                 groups.append([parts])
-                size = sum(part.nbytes for part in parts)
-        return GradientBatch(
-            tuple(StoredBlock(tuple(stacked(layer) for layer in zip(*group, strict=True))) for group in groups)
-        )
+                size = n_bytes
+        return GradientBatch(tuple(StoredBlock(tuple(map(stacked, zip(*group, strict=True)))) for group in groups))
 
     def take(self, index: np.ndarray) -> GradientBatch:
         """Return the rows with these numbers, in order."""

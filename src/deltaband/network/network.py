@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import grad_and_value, vjp, vmap
 
 from ..data.inputs import Inputs
 from ..errors import LayerMismatchError
+from . import checks
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock
 from .layers import hooks
-from .layers.factors import DenseRows, Part
+from .layers.factors import DenseRows
 from .layers.hooks import Layers
-from .layers.probe import probe_layers
-from .model_copy import AcceptedInputs, ModelCopy, no_inner_loops, plain_autograd
-from .parameter_selection import ParameterChoice
-from .per_row import PAST_THE_TREE, leaves, plain_gradient, rows_by_loop, rows_by_vmap
-from .preconditions import check_independent, check_repeatable, distinct_rows, first_difference, try_rows
+from .model_copy import AcceptedInputs, ModelCopy, ParameterChoice, plain_autograd
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
@@ -29,7 +28,13 @@ PROBED_ROWS = 8  # on which it is tested which layers have gradients by hooks
 VERIFIED_ROWS = 4  # of a later chunk, compared with plain autograd
 REMEMBERED_KINDS = 256  # of inputs, such as sequences of different lengths
 
+PAST_THE_TREE = (
+    "some weights are reached past the module tree (by a lambda or a list), so their gradients would be missing: "
+    "register them as submodules or parameters"
+)
+
 Head = Callable[[Tensor], Tensor]  # (b, n_returned) -> (b, n_outputs)
+Parameters = dict[str, Tensor]
 
 
 class OutputShape(NamedTuple):
@@ -49,13 +54,10 @@ class Probe(NamedTuple):
 class Network:
     """A trained network as a differentiable function of its parameters: m numbers for each row of its inputs.
 
-    `output` picks a tensor from whatever the model returns, `head` computes from it, as (b, n_returned), the
-    (b, n_outputs) numbers whose gradients are wanted. Frozen parameters, and those not selected, are constants. A
-    parameter used in several places counts once. With `layers`, gradients are computed layer by layer, without rows
-    where that is possible.
-
-    A network never changes. Others around the same eval copy cost next to nothing: `with_layers`, `with_head`. One eval
-    copy serves one thread at a time: `copy` gives another.
+    `output` picks a tensor from whatever the model returns, `head` computes from it the numbers whose gradients are
+    wanted. Frozen parameters, and those not selected, are constants; one used in several places counts once. With
+    `layers`, gradients are computed layer by layer, without rows where that is possible. A network never changes, and
+    serves one thread at a time: `copy` gives another.
     """
 
     def __init__(
@@ -66,17 +68,15 @@ class Network:
         parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         head: Head | None = None,
-        own_weights: bool = False,
         shape: OutputShape | None = None,
     ) -> None:
         """Make a network of a model, or of an eval copy, which has its own `parameters` and `output`."""
-        copied = model if isinstance(model, ModelCopy) else ModelCopy(model, parameters, output, own_weights)
+        copied = model if isinstance(model, ModelCopy) else ModelCopy(model, parameters, output)
         self.model_copy: Final = copied
         self.layers: Final = layers
         self.head: Final = head
         self.shape: Final = shape
-        self.n_outputs: Final = shape.n_outputs if shape else 0  # not known
-        self.n_returned: Final = shape.n_returned if shape else 0
+        self.n_outputs, self.n_returned = shape or (0, 0)  # not known
         self.eval_copy: Final = copied.module
         self.parameters: Final = copied.parameters
         self.n_parameters: Final = copied.n_parameters
@@ -87,10 +87,6 @@ class Network:
         """Return a network whose gradients come by these layers, or as whole rows; with a known shape if given."""
         return Network(self.model_copy, layers, head=self.head, shape=shape or self.shape)
 
-    def with_head(self, head: Head | None) -> Network:
-        """Return a network with the gradients of another function of the outputs."""
-        return Network(self.model_copy, self.layers, head=head)
-
     def copy(self, *, own_weights: bool = False) -> Network:
         """Return the same network around an eval copy of its own: for another thread, or with a copy of the weights."""
         copied = ModelCopy(self.eval_copy, output=self.model_copy.output, own_weights=own_weights)
@@ -99,40 +95,31 @@ class Network:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Digests of the weights and buffers, as they were when first asked for."""
         return self.model_copy.fingerprint
 
     def prepare(self, x: Any) -> Inputs:
-        """Copy `x` (a network may work on its input in place), in the network's dtype where it is not integer."""
         return self.model_copy.prepare(x)
 
-    def evaluate(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Tensor:  # (b, n_outputs)
+    def evaluate(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:  # (b, n_outputs)
         """Compute the head's outputs, with the network's own parameters or others."""
         y = self.model_copy(x, parameters).reshape(len(x), -1)
         return y if self.head is None else self.head(y)
 
-    def _fresh(self, x: Inputs) -> Tensor:
-        """Evaluate a copy: a network may work on its input in place."""
-        return self.evaluate(x.map(torch.clone))
+    def _fresh(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:
+        return self.evaluate(x.map(torch.clone), parameters)  # a network may work on its input in place
 
     def validate(self, x: Any) -> OutputShape:
-        """Return how many outputs there are; raise unless the network gives real numbers for each row of `x` alone.
-
-        The first two rows are evaluated, once for each kind of inputs.
-        """
-        return self._shape(self._accepted(Inputs.of(x)).n_returned)
-
-    def _shape(self, n_returned: int) -> OutputShape:
-        n_outputs = n_returned
+        """Return how many outputs there are; raise unless each of the first two rows of `x` has its own."""
+        n_outputs = n_returned = self._accepted(Inputs.of(x)).n_returned
         if self.head is not None:
             n_outputs = self.head(torch.zeros(1, n_returned, dtype=self.dtype, device=self.device)).shape[1]
         return OutputShape(n_outputs, n_returned)
 
     def chunk_rows(self, x: Any) -> int:
         """Return how many rows of the kind of `x` are computed at once, from what a pass keeps in memory for each."""
-        found = self._accepted(Inputs.of(x))
-        n_outputs = self._shape(found.n_returned).n_outputs
-        row_bytes = self._gradient_bytes * self._outputs_at_once(n_outputs) + found.pass_bytes
+        x = Inputs.of(x)
+        n_outputs = self.validate(x).n_outputs
+        row_bytes = self._gradient_bytes * self._outputs_at_once(n_outputs) + self._accepted(x).pass_bytes
         fewest = max(1, min(CHUNK_ROWS_AT_LEAST // n_outputs, CHUNK_BYTES_AT_MOST // row_bytes))
         return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
@@ -160,42 +147,31 @@ class Network:
         if found is None or (len(x) > 1 and not found.alone_and_together):
             if len(known) >= REMEMBERED_KINDS:
                 known.clear()
-            found = known[x.row_format] = try_rows(self.model_copy, x)
+            found = known[x.row_format] = checks.try_rows(self.model_copy, x)
         return found
 
     def probe(self, x: Any) -> Probe:
         """Find out, on some of the rows of `x`, which layers have gradients by hooks, and count the outputs."""
-        x = Inputs.of(x)
         shape = self.validate(x)
-        x = self.prepare(distinct_rows(x, PROBED_ROWS))
+        x = self.prepare(checks.distinct_rows(Inputs.of(x), PROBED_ROWS))
         with plain_autograd(self.device):
             try:
-                y = self.evaluate(x.map(torch.clone), self.parameters)
-                layers, again = probe_layers(self.eval_copy, lambda: self._fresh(x), len(x))
-                check_repeatable(y.detach(), again)
-                check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
+                y = self._fresh(x, self.parameters)
+                layers, again = checks.probe_layers(self.eval_copy, lambda: self._fresh(x), len(x))
+                checks.check_repeatable(y.detach(), again)
+                checks.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
-        if y.requires_grad and self._reaches_past_the_tree(x, y):
-            raise TypeError(PAST_THE_TREE)
-        if layers.rest and not self._vmap_works(layers.rest, x):
+            # with constant parameters y can have gradients with respect to others only, or to its inputs: a network
+            # that differentiates its own outputs makes leaves of these, but new ones in each call
+            if y.requires_grad and checks.leaves(y) & checks.leaves(self._fresh(x, self.parameters)):
+                raise TypeError(PAST_THE_TREE)
+        if layers.rest and not self.rows_by_vmap_work(x, layers.rest):
             layers = replace(layers, vmap=False)
         return Probe(layers, shape)
 
-    def _reaches_past_the_tree(self, x: Inputs, y: Tensor) -> bool:
-        """Return whether y, which was computed with constant parameters, has gradients with respect to others.
-
-        A network that differentiates its own outputs makes leaves of its inputs, but new ones in each call.
-        """
-        with plain_autograd(self.device):
-            again = self.evaluate(x.map(torch.clone), self.parameters)
-        return not leaves(y).isdisjoint(leaves(again))
-
     def verify(self, x: Any) -> None:
-        """Raise unless the last row of `x` and some others, drawn at random, have the gradients of plain autograd.
-
-        Layers are probed on the first rows; a weight that only later rows use outside its layer would be missed.
-        """
+        """Raise unless the last row of `x` and some others, drawn at random, have the gradients of plain autograd."""
         n_outputs = self.validate(x).n_outputs
         x = self.prepare(x)
         x = x[np.append(self.model_copy.rng.permutation(len(x) - 1)[: VERIFIED_ROWS - 1], len(x) - 1)]
@@ -205,84 +181,89 @@ class Network:
         varied = {name: trainable[name] for name in (self.layers.order if self.layers else self.parameters)}
         with plain_autograd(self.device):
             y = self._fresh(x)
-            check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
+            checks.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             for i, value in enumerate(y[:, o]):
-                expected, got = plain_gradient(value, list(varied.values())), gradients.take(np.array([i])).rows()[0]
-                name = first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
+                expected, got = _gradient(value, list(varied.values())), gradients.between(i, i + 1).rows()[0]
+                name = checks.first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
                 if name is not None:
                     raise ValueError(
-                        f"the gradient with respect to {name!r} is not had as it was on the first rows: for some rows "
-                        "the network uses this weight in another way than by calling its layer. Put such a row among "
-                        f"the first {PROBED_ROWS}, or leave the weight out with parameters="
+                        f"the gradient with respect to {name!r} is not computed as on the first rows: some rows use it "
+                        f"without its layer. Put such a row among the first {PROBED_ROWS}, or leave it out: parameters="
                     )
 
-    def rows_by_vmap_work(self, x: Any) -> bool:
-        """Return whether torch.func gives whole rows of J for the rows of `x`."""
-        return self._vmap_works(tuple(self.parameters), self.prepare(x))
-
-    def _vmap_works(self, names: tuple[str, ...], x: Inputs) -> bool:
-        """Return whether torch.func gives the gradients that plain autograd does, on two rows."""
-        x = x[:2]
+    def rows_by_vmap_work(self, x: Any, names: tuple[str, ...] | None = None) -> bool:
+        """Return whether torch.func gives the gradients that plain autograd does, on two rows of `x`."""
+        x, names = self.prepare(x)[:2], tuple(self.parameters) if names is None else names
         try:
-            with no_inner_loops():
+            with hooks.no_inner_loops():
                 _, fast = self._vmapped(names, x, slice(None))
         except Exception:
             return False
         _, slow = self._looped(names, x, slice(None))
-        if not bool(torch.isfinite(slow).all()):
-            return False
-        return bool(torch.allclose(fast, slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max())))
+        finite = bool(torch.isfinite(slow).all())
+        return finite and torch.allclose(fast, slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max()))
 
     def gradients(self, x: Any, group: slice = slice(None)) -> tuple[Tensor, GradientBatch]:
-        """Compute outputs (b, m) and their gradients from one forward pass: those of the first output for all rows,
-        then those of the second, and so on."""
+        """Compute outputs (b, m) and their gradients: those of the first output for all rows, then of the second…"""
         x = Inputs.of(x)
-        m = len(range(*group.indices(self.validate(x).n_outputs)))
+        m = len(range(self.validate(x).n_outputs)[group])
         try:
             return self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
         except Exception:
-            try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
+            checks.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
             raise
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
-        if self.layers is None:
+        layers = self.layers
+        if layers is None:
             outputs, rows = (self._looped if by_loop else self._vmapped)(tuple(self.parameters), x, group)
             return outputs, GradientBatch.of(*rows)
-        outputs, blocks = self._parts(self.layers, x, group)
-        if self.layers.rest:
-            compute = self._vmapped if self.layers.vmap and not by_loop else self._looped
-            _, rows = compute(self.layers.rest, x, group)
+        try:
+            with plain_autograd(self.device):
+                outputs, blocks = hooks.parts(self.eval_copy, layers, lambda: self._fresh(x)[:, group], len(x))
+        except LayerMismatchError:  # these rows use a layer as the first ones did not
+            outputs, rows = self._looped(layers.order[: len(layers.order) - len(layers.rest)], x, group)
+            sizes = [sum(self.parameters[name].numel() for name in names) for names in layers.parameters]
+            blocks = [[DenseRows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows]
+        if layers.rest:
+            compute = self._vmapped if layers.vmap and not by_loop else self._looped
+            _, rows = compute(layers.rest, x, group)
             blocks = [[*block, DenseRows(of_output)] for block, of_output in zip(blocks, rows, strict=True)]
         return outputs, GradientBatch(tuple(map(StoredBlock, blocks)))
 
-    def _parts(self, layers: Layers, x: Inputs, group: slice) -> tuple[Tensor, list[list[Part]]]:
-        """Compute outputs (b, m) and, for each of them, the parts of its layers; by a plain loop if these rows use a
-        layer as the first ones did not."""
-        with plain_autograd(self.device):
-            try:
-                return hooks.parts(self.eval_copy, layers, lambda: self._fresh(x)[:, group], len(x))
-            except LayerMismatchError:
-                names = tuple(name for names in layers.parameters for name in names)
-        outputs, rows = self._looped(names, x, group)
-        sizes = [sum(self.parameters[name].numel() for name in names) for names in layers.parameters]
-        return outputs, [[DenseRows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows]
-
     def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters."""
-        others = {name: w for name, w in self.parameters.items() if name not in names}
-        with plain_autograd(self.device):
-            return rows_by_vmap(
-                lambda x, varied: self.evaluate(x, {**others, **varied})[:, group],
-                {name: self.parameters[name] for name in names},
-                x,
-                len(range(*group.indices(self.validate(x).n_outputs))),
-            )
+        """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters, by torch.func."""
+        b, m = len(x), len(range(self.validate(x).n_outputs)[group])
+
+        def outputs(varied: Parameters, *row: Tensor) -> Tensor:  # (m,)
+            one = replace(x, tensors=tuple(part.unsqueeze(0) for part in row))
+            return self.evaluate(one, self.parameters | varied)[0, group]
+
+        def several(varied: Parameters, *row: Tensor) -> tuple[Parameters, Tensor]:
+            y, pull = vjp(lambda varied: outputs(varied, *row), varied)  # type: ignore[misc]
+            return vmap(pull)(torch.eye(m, dtype=y.dtype, device=y.device))[0], y
+
+        each = grad_and_value(lambda varied, *row: outputs(varied, *row)[0]) if m == 1 else several
+        varied = {name: self.parameters[name] for name in names}
+        with plain_autograd(self.device), hooks.math_attention():
+            try:
+                by_name, y = vmap(each, in_dims=(None, *[0] * len(x.tensors)))(varied, *x.tensors)
+            except Exception as error:
+                raise TypeError(f"torch.func could not compute per-row gradients of this network: {error}") from error
+        rows = torch.cat([g.reshape(b, m, -1) for g in by_name.values()], dim=2).movedim(1, 0)
+        if y.requires_grad or rows.requires_grad:
+            raise TypeError(PAST_THE_TREE)
+        return y.reshape(b, m), rows
 
     def _looped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """Compute the same by plain autograd."""
+        """Compute the same by plain autograd, row by row and output by output."""
+        varied, outputs, rows = [self.model_copy.trainable[name] for name in names], [], []
         with plain_autograd(self.device):
-            varied = [self.model_copy.trainable[name] for name in names]
-            return rows_by_loop(lambda x: self._fresh(x)[:, group], varied, x)
+            for row in x.split(1):
+                y = self._fresh(row)[0, group]
+                rows.append(torch.stack([_gradient(value, varied) for value in y]))
+                outputs.append(y.detach())
+        return torch.stack(outputs), torch.stack(rows, dim=1)
 
     def outputs(self, x: Any) -> Tensor:
         """Compute outputs (b, m) alone, without gradients."""
@@ -292,12 +273,27 @@ class Network:
             try:
                 return torch.cat([self._answer(part) for part in x.split(rows)])
             except Exception as error:
-                try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
+                checks.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
 
     def _answer(self, x: Inputs) -> Tensor:
-        try:
-            with torch.no_grad():
-                return self.evaluate(self.prepare(x)).detach()
-        except RuntimeError:  # a network that differentiates its own outputs cannot do without a graph
+        with suppress(RuntimeError), torch.no_grad():
             return self.evaluate(self.prepare(x)).detach()
+        return self.evaluate(self.prepare(x)).detach()  # one that differentiates its own outputs needs a graph
+
+
+def _gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
+    """Compute the gradient of one number; the graph is kept."""
+    if not y.requires_grad:  # a row may go past all of them
+        return torch.cat([torch.zeros_like(w).flatten() for w in varied])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(y, varied, retain_graph=True, materialize_grads=True)])
+
+
+def network_hook(outputs: tuple[int, ...]) -> Mapping[type, Callable[[Any], Any]]:
+    """Return the hook by which an `Encoder` writes a network that computes the rows of these outputs again."""
+    return {Network: lambda network: (outputs, network.layers)}
+
+
+def network_maker(make: Callable[[tuple[int, ...], Any], Network]) -> Mapping[str, Callable[[Any], Any]]:
+    """Return the hook by which a `Decoder` restores such a network: `make(outputs, layers)`."""
+    return {Network.__name__: lambda about: make(*about)}

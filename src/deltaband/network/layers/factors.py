@@ -3,18 +3,19 @@
 For y = Wx + b the gradient of one row's output is δ ⊗ [x, 1] with δ the gradient of the layer's output, and the inner
 product of two such rows is (δ·δ')(x·x' + 1). With several positions t in a row (sequences, convolutions, a layer used
 more than once) it is Σₜ δₜ ⊗ [xₜ, 1], and the inner product a double sum over positions. One forward and one backward
-pass give x and δ of every layer and every row of a batch.
+pass give x and δ of every layer and every row of a batch; `LAYER_RULES` has the formula for each known type of layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from ...storage.encoding import storable
 
@@ -38,8 +39,7 @@ class _Factors:
 
     def map(self, change: Callable[..., Tensor], *others: Self) -> Self:
         """Return the same factors with each tensor changed, given the corresponding tensors of `others` as well."""
-        rest = [other._tensors for other in others]
-        changed = {name: change(mine, *(each[name] for each in rest)) for name, mine in self._tensors.items()}
+        changed = {name: change(mine, *(vars(each)[name] for each in others)) for name, mine in self._tensors.items()}
         return replace(self, **changed)
 
     def take(self, index: Tensor | slice) -> Self:
@@ -58,8 +58,7 @@ class DenseRows(_Factors):
         return self.values.shape[1]
 
     @property
-    def n_products(self) -> int:
-        """Multiplications of an inner product of two such rows."""
+    def n_products(self) -> int:  # multiplications of an inner product of two such rows
         return self.n_parameters
 
     def rows(self) -> Tensor:
@@ -72,13 +71,42 @@ class DenseRows(_Factors):
         return np.square(torch.linalg.vector_norm(self.values.cpu(), dim=1, dtype=torch.float64).numpy())
 
 
+class _Positions(_Factors):
+    """A sum over positions t."""
+
+    delta: Tensor  # (b, t, o)
+
+    def _products(self, theirs: Any) -> Tensor:  # (…, t, t'), of each position with each other
+        raise NotImplementedError
+
+    def squared_norms(self) -> np.ndarray:
+        exact = self.map(_exact)
+        return exact._products(exact).sum(dim=(1, 2)).numpy()
+
+    def inner(self, other: _Positions) -> np.ndarray:  # (b, b')
+        """Sum products over the positions t and t' of two rows, some rows at a time."""
+        (b, t, _), (b_, t_, _) = self.delta.shape, other.delta.shape
+        theirs = other.map(lambda values: _exact(values).flatten(0, 1))
+        sums = np.empty((b, b_))
+        step = max(1, PRODUCT_NUMBERS // max(1, t * b_ * t_))
+        for start in range(0, b, step):
+            rows = slice(start, start + step)
+            products = self.map(lambda values, rows=rows: _exact(values[rows]).flatten(0, 1))._products(theirs)
+            sums[rows] = products.reshape(-1, t, b_, t_).sum(dim=(1, 3)).numpy() if t * t_ > 1 else products.numpy()
+        return sums
+
+
+def _exact(values: Tensor) -> Tensor:
+    return values.cpu().double() if values.is_floating_point() else values.cpu()
+
+
 @storable
 @dataclass(frozen=True)
-class OuterProducts(_Factors):
+class OuterProducts(_Positions):
     """Σₜ δₜ ⊗ xₜ, and Σₜ δₜ behind it if there is a bias."""
 
     x: Tensor  # (b, t, a)
-    delta: Tensor  # (b, t, o)
+    delta: Tensor
     bias: bool
 
     @property
@@ -108,23 +136,17 @@ class OuterProducts(_Factors):
             pieces.append(self.delta[:, :, max(start - n_weights, 0) : stop - n_weights].sum(dim=1))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
-    def squared_norms(self) -> np.ndarray:
-        x, delta = self.x.cpu().double(), self.delta.cpu().double()
-        return ((x @ x.mT + float(self.bias)) * (delta @ delta.mT)).sum(dim=(1, 2)).numpy()
-
-    def inner(self, other: OuterProducts) -> np.ndarray:  # (b, b')
-        return _sum_over_positions(
-            self, other, lambda x, x_, d, d_: (x @ x_.T + float(self.bias)) * (d @ d_.T), (self.x, other.x)
-        )
+    def _products(self, theirs: OuterProducts) -> Tensor:
+        return (self.x @ theirs.x.mT + float(self.bias)) * (self.delta @ theirs.delta.mT)
 
 
 @storable
 @dataclass(frozen=True)
-class EmbeddingRows(_Factors):
+class EmbeddingRows(_Positions):
     """Σₜ δₜ in the row of the table that was looked up at t."""
 
     index: Tensor  # (b, t)
-    delta: Tensor  # (b, t, o)
+    delta: Tensor
     size: int  # rows of the table
 
     @property
@@ -133,8 +155,7 @@ class EmbeddingRows(_Factors):
 
     @property
     def n_products(self) -> int:
-        (_, t, o) = self.delta.shape
-        return t * t * o
+        return self.delta.shape[1] ** 2 * self.delta.shape[2]
 
     def rows(self) -> Tensor:
         b, _, o = self.delta.shape
@@ -149,14 +170,8 @@ class EmbeddingRows(_Factors):
         piece = EmbeddingRows((self.index - first) * within, self.delta * within[:, :, None], last + 1 - first)
         return piece.rows()[:, start - first * o : stop - first * o]
 
-    def squared_norms(self) -> np.ndarray:
-        index, delta = self.index.cpu(), self.delta.cpu().double()
-        same = index[:, :, None] == index[:, None, :]
-        return (same * (delta @ delta.mT)).sum(dim=(1, 2)).numpy()
-
-    def inner(self, other: EmbeddingRows) -> np.ndarray:
-        index, index_ = self.index[:, :, None], other.index[:, :, None]
-        return _sum_over_positions(self, other, lambda i, i_, d, d_: (i == i_.T) * (d @ d_.T), (index, index_))
+    def _products(self, theirs: EmbeddingRows) -> Tensor:
+        return (self.index[..., :, None] == theirs.index[..., None, :]) * (self.delta @ theirs.delta.mT)
 
 
 Part = DenseRows | OuterProducts | EmbeddingRows
@@ -164,25 +179,22 @@ Part = DenseRows | OuterProducts | EmbeddingRows
 
 def joined(parts: list[Part]) -> Part:
     """Return the gradient of a layer that was used several times: all its positions together."""
-    first, *others = parts
-    if not others:
-        return first
-    if isinstance(first, DenseRows) or any(type(part) is not type(first) for part in others):
-        return DenseRows(torch.stack([part.rows() for part in parts]).sum(dim=0))
-    return first.map(lambda *tensors: torch.cat(tensors, dim=1), *others)  # type: ignore[arg-type]
+    kinds = {type(part) for part in parts}
+    if len(parts) == 1 or (len(kinds) == 1 and DenseRows not in kinds):
+        return stacked(parts, dim=1)
+    return DenseRows(torch.stack([part.rows() for part in parts]).sum(dim=0))
 
 
 def alike(mine: Part, theirs: Part) -> bool:
     """Return whether rows of the same layer have the same type and number of positions, and can be stacked."""
-    if isinstance(mine, DenseRows) or isinstance(theirs, DenseRows):
-        return type(mine) is type(theirs)
-    return type(mine) is type(theirs) and mine.delta.shape[1] == theirs.delta.shape[1]
+    positions = [part.delta.shape[1] if isinstance(part, _Positions) else None for part in (mine, theirs)]
+    return type(mine) is type(theirs) and positions[0] == positions[1]
 
 
-def stacked(parts: Sequence[Part]) -> Part:
+def stacked(parts: Sequence[Part], dim: int = 0) -> Part:
     """Return the rows of all parts, which are alike, as one part."""
     first, *others = parts
-    return first.map(lambda *tensors: torch.cat(tensors), *others) if others else first  # type: ignore[arg-type]
+    return first.map(lambda *tensors: torch.cat(tensors, dim), *others) if others else first  # type: ignore[arg-type]
 
 
 def cheapest(part: Part) -> Part:
@@ -191,16 +203,13 @@ def cheapest(part: Part) -> Part:
 
 
 def compact(part: Part) -> Part:
-    """Return the same in memory of its own where it would keep a larger tensor alive, such as all steps of a
-    sequence."""
+    """Return a copy of what would keep a larger tensor alive, such as all steps of a sequence."""
     return part.map(lambda values: values.clone() if values.untyped_storage().nbytes() > 2 * values.nbytes else values)
 
 
 def inner(mine: Part, theirs: Part) -> np.ndarray:  # (b, b')
     """Return the inner products of two parts for the same parameters, in float64."""
-    if isinstance(mine, OuterProducts) and isinstance(theirs, OuterProducts):
-        return mine.inner(theirs)
-    if isinstance(mine, EmbeddingRows) and isinstance(theirs, EmbeddingRows):
+    if isinstance(mine, _Positions) and isinstance(theirs, type(mine)):
         return mine.inner(theirs)
     a, b = mine.rows().cpu(), theirs.rows().cpu()
     products = np.zeros((len(a), len(b)))
@@ -211,24 +220,82 @@ def inner(mine: Part, theirs: Part) -> np.ndarray:  # (b, b')
     return products
 
 
-def _sum_over_positions(
-    mine: OuterProducts | EmbeddingRows,
-    theirs: OuterProducts | EmbeddingRows,
-    product: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-    what: tuple[Tensor, Tensor],  # (b, t, ·), (b', t', ·)
-) -> np.ndarray:
-    """Sum products over the positions t and t' of two rows, some rows at a time."""
+def _linear(layer: nn.Linear, x: Tensor, delta: Tensor, b: int) -> Part:
+    return _outer(layer, x.reshape(b, -1, layer.in_features), delta.reshape(b, -1, layer.out_features))
 
-    def flat(values: Tensor) -> Tensor:  # (b, t, c) -> (b·t, c)
-        values = values.cpu().reshape(-1, values.shape[2])
-        return values.double() if values.is_floating_point() else values
 
-    (b, t, _), (b_, t_, _) = mine.delta.shape, theirs.delta.shape
-    x_, delta_ = flat(what[1]), flat(theirs.delta)
-    sums = np.empty((b, b_))
-    step = max(1, PRODUCT_NUMBERS // max(1, t * b_ * t_))
-    for start in range(0, b, step):
-        rows = slice(start, start + step)
-        products = product(flat(what[0][rows]), x_, flat(mine.delta[rows]), delta_)
-        sums[rows] = products.reshape(-1, t, b_, t_).sum(dim=(1, 3)).numpy() if t * t_ > 1 else products.numpy()
-    return sums
+def _convolution(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, delta: Tensor, b: int) -> Part:
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    for i, (size, stride, dilation) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
+        x = x.unfold(2 + i, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    x = x.movedim(1, 1 + len(layer.kernel_size))  # (n, channels, places…, kernel…) -> (n, places…, channels, kernel…)
+    groups = layer.groups
+    x = x.reshape(b, -1, groups, layer.in_channels // groups * int(np.prod(layer.kernel_size)))
+    delta = delta.movedim(1, -1).reshape(b, -1, groups, layer.out_channels // groups)
+    if groups == 1:
+        return _outer(layer, x[:, :, 0], delta[:, :, 0])
+    return _trainable(layer, lambda: torch.einsum("btgo,btga->bgoa", delta, x).flatten(1), delta.flatten(2))
+
+
+def _outer(layer: nn.Module, x: Tensor, delta: Tensor) -> Part:
+    if not layer.weight.requires_grad:
+        return DenseRows(delta.sum(dim=1))
+    return OuterProducts(x, delta, isinstance(layer.bias, Tensor) and layer.bias.requires_grad)
+
+
+def _trainable(layer: Any, weight: Callable[[], Tensor], delta: Tensor) -> Part:
+    """Return the rows of a weight and a bias, of those that are trainable."""
+    rows = [weight()] if layer.weight.requires_grad else []
+    if layer.bias is not None and layer.bias.requires_grad:
+        rows.append(delta.sum(dim=1))
+    return DenseRows(torch.cat(rows, dim=1))
+
+
+def _embedding(layer: nn.Embedding, x: Tensor, delta: Tensor, b: int) -> Part:
+    index, delta = x.reshape(b, -1), delta.reshape(b, -1, layer.embedding_dim)
+    if layer.padding_idx is not None:
+        delta = delta * (index != layer.padding_idx)[:, :, None]
+    return EmbeddingRows(index, delta, layer.num_embeddings)
+
+
+def _bag(layer: nn.EmbeddingBag, x: Tensor, delta: Tensor, b: int) -> Part:
+    if layer.mode == "max" or x.ndim != 2:
+        raise ValueError("a bag of maxima, or one given by offsets into one long list, has no factors")
+    counted = torch.ones_like(x, dtype=delta.dtype)
+    if layer.padding_idx is not None:
+        counted *= x != layer.padding_idx
+    if layer.mode == "mean":
+        counted /= counted.sum(dim=1, keepdim=True).clamp(min=1)
+    return EmbeddingRows(x, counted[:, :, None] * delta[:, None, :], layer.num_embeddings)
+
+
+def _layer_norm(layer: nn.LayerNorm, x: Tensor, delta: Tensor, b: int) -> Part:
+    normal = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    return _scale(layer, normal, delta, b, int(np.prod(layer.normalized_shape)))
+
+
+def _group_norm(layer: nn.GroupNorm, x: Tensor, delta: Tensor, b: int) -> Part:
+    normal = F.group_norm(x, layer.num_groups, None, None, layer.eps)
+    return _scale(layer, normal.movedim(1, -1), delta.movedim(1, -1), b, layer.num_channels)
+
+
+def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, x: Tensor, delta: Tensor, b: int) -> Part:
+    normal = F.batch_norm(x, layer.running_mean, layer.running_var, None, None, False, 0.0, layer.eps)
+    return _scale(layer, normal.movedim(1, -1), delta.movedim(1, -1), b, layer.num_features)
+
+
+def _scale(layer: nn.Module, normal: Tensor, delta: Tensor, b: int, size: int) -> Part:
+    normal, delta = normal.reshape(b, -1, size), delta.reshape(b, -1, size)
+    return _trainable(layer, lambda: (normal * delta).sum(dim=1), delta)
+
+
+LAYER_RULES: dict[type[nn.Module], Callable[..., Part]] = {
+    nn.Linear: _linear,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
+    nn.Embedding: _embedding,
+    nn.EmbeddingBag: _bag,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
+}

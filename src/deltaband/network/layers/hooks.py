@@ -1,33 +1,38 @@
-"""The parts of a batch's gradients, layer by layer: hooks on one forward pass record the input of each layer, and one
-backward pass gives the gradients of its output."""
+"""The parts of a batch's gradients: hooks record the input of each layer, a backward pass gives those of its output."""
 
 from __future__ import annotations
 
 import inspect
+import threading
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...errors import LayerMismatchError
 from ...storage.encoding import storable
-from ..model_copy import math_attention
-from .factors import DenseRows, Part, cheapest, compact, joined
+from .factors import LAYER_RULES, DenseRows, Part, cheapest, compact, joined
 from .recurrent import recurrent
-from .rules import LAYER_RULES
 
 SHARED = -1  # instead of a dimension: the layer's input has no rows, as for the positions of a sequence
 DEPENDS_ON_NOTHING = (
     "the network's output does not depend on any trainable parameter, of those chosen: all gradients are zero"
 )
 
+Evaluate = Callable[[], Tensor]  # (b, m)
+Deltas = list[Tensor | None]  # of one call
 Places = frozenset[int | str]  # of arguments
 
 
@@ -51,8 +56,7 @@ class Layers:
         return tuple(name for names in self.parameters for name in names) + self.rest
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of a layer: its arguments, and where the gradients of the real tensors that it returned arrive."""
 
     args: tuple[Any, ...]
@@ -62,11 +66,7 @@ class Call:
     @property
     def given(self) -> Places:
         places: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
-        return frozenset(i for i, value in places if any(isinstance(leaf, Tensor) for leaf in leaves(value)))
-
-
-Evaluate = Callable[[], Tensor]  # (b, m)
-Deltas = list[Tensor | None]  # of one call
+        return frozenset(i for i, value in places if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)))
 
 
 def parts(model: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[Tensor, list[list[Part]]]:
@@ -80,10 +80,9 @@ def parts(model: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple
         deltas, made = deltas_of(column, calls, retain_graph=i < y.shape[1] - 1), []
         for name, dim in layers.batch_dims.items():
             try:
-                part = part_of(modules[name], calls[name], deltas[name], b, dim)
+                made.append(compact(cheapest(part_of(modules[name], calls[name], deltas[name], b, dim))))
             except Exception as error:
                 raise LayerMismatchError from error
-            made.append(compact(cheapest(part)))
         blocks.append(made)
     return y.detach(), blocks
 
@@ -140,49 +139,34 @@ def forward(
     """Evaluate the network and record every call of these layers."""
     calls: dict[str, list[Call]] = {name: [] for name in layers}
 
-    def watch(name: str) -> Callable[..., Any]:
-        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            if not any(y.requires_grad for y in real_tensors(output)):  # called without gradients
-                return None
-            if name in shared:
-                output = _for_each_row(output, b)
-            # the edge, not the tensor: what follows may work in place
-            edges = [get_gradient_edge(y) if y.requires_grad else None for y in real_tensors(output)]
-            given = {key: _detached(value) for key, value in kwargs.items()}
-            calls[name].append(Call(tuple(map(_detached, args)), given, tuple(edges)))
-            return output if name in shared else None
+    def record(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not any(y.requires_grad for y in real_tensors(output)):  # called without gradients
+            return None
+        if name in shared and ((output.ndim == 3 and len(output) == 1) or output.ndim == 2):
+            output = output.expand(b, *output.shape[-2:])  # so that each row has a gradient of its own there
+        # the edge, not the tensor: what follows may work in place
+        edges = [get_gradient_edge(y) if y.requires_grad else None for y in real_tensors(output)]
+        given = {key: _detached(value) for key, value in kwargs.items()}
+        calls[name].append(Call(tuple(map(_detached, args)), given, tuple(edges)))
+        return output if name in shared else None
 
-        return hook
-
-    handles = [
-        layer.register_forward_hook(watch(name), prepend=True, with_kwargs=True) for name, layer in layers.items()
-    ]
-    try:
-        y = evaluate()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return y, calls
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            handle = layer.register_forward_hook(partial(record, name), prepend=True, with_kwargs=True)
+            stack.callback(handle.remove)
+        return evaluate(), calls
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else tree_map_only(Tensor, Tensor.detach, value)
 
 
-def _for_each_row(output: Tensor, b: int) -> Tensor:
-    """Expand (t, o) or (1, t, o) to (b, t, o), so that each row has a gradient of its own there."""
-    if (output.ndim == 3 and len(output) == 1) or output.ndim == 2:
-        return output.expand(b, *output.shape[-2:])
-    return output
-
-
 def deltas_of(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = False) -> dict[str, list[Deltas]]:
     """Compute the gradient of each row's output with respect to what each layer returned, call by call."""
     edges = [edge for made in calls.values() for call in made for edge in call.outputs if edge is not None]
-    if not edges or not y.requires_grad:
-        return {name: [[None] * len(call.outputs) for call in made] for name, made in calls.items()}
-    # rows do not depend on each other, so the sum's gradient is that of each
-    gradients = iter(torch.autograd.grad(y.sum(), edges, allow_unused=True, retain_graph=retain_graph))
+    live = edges and y.requires_grad  # rows do not depend on each other, so the sum's gradient is that of each
+    found = torch.autograd.grad(y.sum(), edges, allow_unused=True, retain_graph=retain_graph) if live else ()
+    gradients = chain(found, repeat(None))
     return {
         name: [[None if edge is None else next(gradients) for edge in call.outputs] for call in made]
         for name, made in calls.items()
@@ -198,37 +182,24 @@ def part_of(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, d
         if rule := _rule(layer):
             x, (delta,) = call.args[0] if call.args else call.kwargs["input"], arrived
             assert delta is not None
-            if dim == SHARED:
-                made.append(rule(layer, x.expand(b, delta.shape[1]), delta, b))
-            else:
-                made.append(rule(layer, x.movedim(dim, 0), delta.movedim(dim, 0), b))
+            if dim != SHARED:
+                x, delta = x.movedim(dim, 0), delta.movedim(dim, 0)
+            made.append(rule(layer, x.expand(b, delta.shape[1]) if dim == SHARED else x, delta, b))
         elif isinstance(layer, nn.RNNBase) and not is_parametrized(layer):
             made.append(recurrent(layer, (*call.args, *call.kwargs.values()), arrived, b))
         else:
-            own = {name: w.detach() for name, w in owned(layer).items()}
-            made.append(per_row_vjp(layer, own, call.args, call.kwargs, arrived, b, dim))
+            made.append(_per_row_vjp(layer, call, arrived, b, dim))
     if not made:  # never used
         return DenseRows(torch.cat([w.detach().new_zeros(b, w.numel()) for w in owned(layer).values()], dim=1))
     return joined(made)
 
 
-def per_row_vjp(
-    layer: nn.Module,
-    parameters: dict[str, Tensor],  # its own, by their names in it
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    deltas: Sequence[Tensor | None],  # of the real tensors in its output; None where nothing arrives
-    b: int,
-    dim: int,  # where the rows are in each tensor
-) -> DenseRows:
-    """Compute each row's vector–Jacobian product by torch.func, for a layer without a rule.
-
-    Every tensor that the layer is given must hold the rows, each of them in one piece or in several consecutive ones;
-    for attention it is known which tensor does not.
-    """
-    bound = inspect.signature(layer.forward).bind(*args, **kwargs)
-    arguments = dict(bound.arguments)
-    dims = {name: tree_map(lambda leaf, name=name: _dim(layer, name, leaf, dim), arguments[name]) for name in arguments}
+def _per_row_vjp(layer: nn.Module, call: Call, deltas: Deltas, b: int, dim: int) -> DenseRows:
+    """Compute each row's vector–Jacobian product by torch.func, for a layer whose tensor arguments all hold the rows,
+    each in one piece or in several consecutive ones; for attention it is known which does not."""
+    parameters = {name: w.detach() for name, w in owned(layer).items()}
+    bound = inspect.signature(layer.forward).bind(*call.args, **call.kwargs)
+    dims = {name: tree_map(partial(_dim, layer, name, dim), value) for name, value in bound.arguments.items()}
     arrived = [i for i, delta in enumerate(deltas) if delta is not None]
 
     def by_row(tensor: Any, dim: int | None) -> Any:  # (b, pieces, …)
@@ -236,22 +207,54 @@ def per_row_vjp(
 
     def pulled(given: Any, delta: list[Tensor]) -> dict[str, Tensor]:
         one = tree_map(lambda leaf, dim: leaf if dim is None else leaf.movedim(0, dim), given, dims)
-        call = inspect.BoundArguments(bound.signature, one)
+        of_row = inspect.BoundArguments(bound.signature, one)
 
         def product(parameters: dict[str, Tensor]) -> Tensor:
-            outputs = real_tensors(functional_call(layer, parameters, call.args, call.kwargs))
+            outputs = real_tensors(functional_call(layer, parameters, of_row.args, of_row.kwargs))
             pairs = zip(arrived, delta, strict=True)
             return torch.stack([(outputs[i].movedim(dim, 0) * d).sum() for i, d in pairs]).sum()
 
         return grad(product)(parameters)  # `vjp` has to loop over the rows where a weight is parametrised
 
-    given, in_dims = tree_map(by_row, arguments, dims), tree_map(lambda dim: None if dim is None else 0, dims)
+    given, in_dims = tree_map(by_row, bound.arguments, dims), tree_map(lambda dim: None if dim is None else 0, dims)
     with torch.no_grad(), math_attention():  # whatever else the layer holds needs no graph
         rows = vmap(pulled, in_dims=(in_dims, 0))(given, [by_row(deltas[i], dim) for i in arrived])
     return DenseRows(torch.cat([rows[name].reshape(b, -1) for name in parameters], dim=1))
 
 
-def _dim(layer: nn.Module, name: str, value: Any, dim: int) -> int | None:
+class _MathAttention:
+    """Math attention for a while: torch has one switch, which the first user sets and the last one restores."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._stack = threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._stack.close()
+
+
+math_attention = _MathAttention()  # its other kernels have no rule for vmap
+
+
+@contextmanager
+def no_inner_loops() -> Iterator[None]:
+    """Raise an error where torch.func would fall back to a slow loop, of which it only warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*performance drop because we have not yet implemented")
+        yield
+
+
+def _dim(layer: nn.Module, name: str, dim: int, value: Any) -> int | None:
     """Return which dimension of an argument holds the rows; None if none does."""
     if not isinstance(value, Tensor):
         return None
@@ -260,10 +263,6 @@ def _dim(layer: nn.Module, name: str, value: Any, dim: int) -> int | None:
     return dim
 
 
-def leaves(value: Any) -> list[Any]:
-    """Return what is in tuples, lists and dictionaries, however deep."""
-    return [value] if isinstance(value, Tensor) else tree_leaves(value)  # the first for speed
-
-
 def real_tensors(output: Any) -> list[Tensor]:
-    return [y for y in leaves(output) if isinstance(y, Tensor) and y.is_floating_point()]
+    leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)  # the first for speed
+    return [y for y in leaves if isinstance(y, Tensor) and y.is_floating_point()]

@@ -19,27 +19,24 @@ from .factors import DenseRows
 
 def recurrent(layer: nn.RNNBase, args: tuple[Any, ...], deltas: Sequence[Tensor | None], b: int) -> DenseRows:
     """Compute each row's gradient from those of the output, the last hidden state and, of an LSTM, the cell state."""
-    given, state = args[0], args[1] if len(args) > 1 else None
-    delta, *of_state = deltas
-    alive = None
+    (given, state, *_), (delta, *of_state), alive = (*args, None), deltas, None
     if isinstance(given, PackedSequence):
         x, lengths = pad_packed_sequence(given, batch_first=True)
         alive = torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None]  # (b, t)
         if delta is not None:
             delta = pad_packed_sequence(given._replace(data=delta), batch_first=True)[0]
+    elif layer.batch_first:
+        x = given
     else:
-        x = given if layer.batch_first else given.transpose(0, 1)
-        if delta is not None and not layer.batch_first:
-            delta = delta.transpose(0, 1)
+        x, delta = given.transpose(0, 1), None if delta is None else delta.transpose(0, 1)
     if x.ndim != 3 or len(x) != b:
         raise ValueError("a recurrent layer must be given (rows, steps, features)")
     with torch.enable_grad():
         tape = _Tape(layer)
         pairs = list(zip(_unrolled(layer, tape, x, state, alive), (delta, *of_state), strict=True))
         rows = tape.rows([(y, d) for y, d in pairs if d is not None], b)
-    return DenseRows(
-        torch.cat([rows[name] for name, w in layer._parameters.items() if w is not None and w.requires_grad], 1)
-    )
+    trainable = [name for name, w in layer._parameters.items() if w is not None and w.requires_grad]
+    return DenseRows(torch.cat([rows[name] for name in trainable], dim=1))
 
 
 class _Tape:
@@ -71,14 +68,12 @@ class _Tape:
         return rows
 
 
-def _unrolled(
-    layer: nn.RNNBase, tape: _Tape, x: Tensor, state: Any, alive: Tensor | None
-) -> list[Tensor]:  # (b, t, ·), (layers, b, ·) and of an LSTM (layers, b, ·)
-    """What the layer returns. Rows end with `alive`: their state stays what it is from then on."""
+def _unrolled(layer: nn.RNNBase, tape: _Tape, x: Tensor, state: Any, alive: Tensor | None) -> list[Tensor]:
+    """Return (b, t, ·) and states (layers, b, ·). Rows end with `alive`: their state stays what it is from then on."""
     is_lstm, directions = isinstance(layer, nn.LSTM), 2 if layer.bidirectional else 1
-    n_states, b, steps = layer.num_layers * directions, len(x), x.shape[1]
+    b, steps = x.shape[:2]
     given: Sequence[Tensor | None] = (None, None) if state is None else state if is_lstm else (state, None)
-    last: list[list[Tensor]] = [[], []]
+    last: list[tuple[Tensor, Tensor]] = []
     for i in range(layer.num_layers):
         sides = []
         for backwards in range(directions):
@@ -94,11 +89,9 @@ def _unrolled(
                 h, c = h_, c_
                 side.append(h)
             sides.append(torch.stack(side[::-1] if backwards else side, dim=1))
-            last[0].append(h)
-            last[1].append(c)
+            last.append((h, c))
         x = torch.cat(sides, dim=2)
-    assert len(last[0]) == n_states
-    return [x, *(torch.stack(states) for states in last[: 1 + is_lstm])]
+    return [x, *(torch.stack(states) for states in list(zip(*last, strict=True))[: 1 + is_lstm])]
 
 
 def _cell(layer: nn.RNNBase, tape: _Tape, which: str, of_input: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

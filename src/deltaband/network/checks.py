@@ -1,0 +1,264 @@
+"""What is tested on some rows, not assumed: that each has a gradient of its own, and which layers hooks can compute.
+
+A layer's part must equal plain gradients there. Parameters that fail, or belong to no layer, get rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data.inputs import Inputs
+from ..errors import NoGradientError
+from .layers import hooks
+from .layers.factors import Part, cheapest
+from .layers.hooks import SHARED, Evaluate, Layers, Places, is_known, names_of
+from .model_copy import AcceptedInputs, ModelCopy, plain_autograd
+
+COMPARED_COLUMNS = 2**20  # at a time
+
+
+def leaves(y: Tensor) -> set[Tensor]:
+    """Return the tensors that y has gradients with respect to."""
+    waiting, seen, found = [y.grad_fn], set(), {y} if y.is_leaf else set()
+    while waiting:
+        if (node := waiting.pop()) is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
+    """Evaluate the first two rows, raise unless each has outputs of its own, and measure the memory of a pass."""
+    x = model.prepare(x[:2])
+    b, parameters = len(x), list(model.module.parameters())
+    weights, versions = {w.data_ptr() for w in parameters}, [w._version for w in parameters]
+    remembered = returned = 0  # bytes for backward; where layers are frozen it remembers nothing, and outputs count
+    last: str | None = None
+    coarse: list[str] = []
+
+    def evaluate(x: Inputs) -> Any:  # a copy: a network may work on its input in place
+        return model(x.map(torch.clone))
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal remembered
+        remembered += 0 if tensor.data_ptr() in weights else tensor.nbytes
+        return tensor.detach()  # an output would hold the graph that holds it, for ever
+
+    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal returned, last
+        returned += output.nbytes if isinstance(output, Tensor) else 0
+        last = name if name in model.layer_names else last
+        if is_known(module) and hooks.owned(module):
+            coarse.extend(f"{name!r} in {each.dtype}" for each in hooks.real_tensors(output) if each.itemsize < 4)
+
+    with ExitStack() as stack:
+        stack.enter_context(plain_autograd(model.device))
+        for name, module in model.module.named_modules():
+            if next(module.children(), None) is None or name in model.layer_names:
+                stack.callback(module.register_forward_hook(partial(watch, name)).remove)
+        try:
+            try:
+                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                    y = evaluate(x)
+            except Exception:  # a network that uses torch.func refuses such hooks; any other fails once more
+                y = evaluate(x)
+        except Exception as error:
+            integer = any(not tensor.is_floating_point() for tensor in x.tensors)
+            hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
+            hint += "" if x.single else f"; its forward takes {inspect.signature(model.module.forward)}"
+            raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
+    if coarse:
+        raise TypeError(
+            f"the network computes {coarse[0]}, too coarse for JᵀJ: use no torch.autocast, or enabled=self.training"
+        )
+    _check_output(y, b)
+    if versions != [w._version for w in parameters]:
+        raise ValueError(
+            "the network's weights change while it is called: it writes to them (F.embedding with max_norm), or "
+            "another thread trains it; neither is supported"
+        )
+    if b > 1:
+        with plain_autograd(model.device):
+            check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
+    if model.last_layer is not None and last not in (None, model.last_layer):
+        raise ValueError(
+            f"parameters='last' is the layer registered last, {model.last_layer!r}, but {last!r} runs last: name it, "
+            f"parameters=['{last}.*']"
+        )
+    return AcceptedInputs(y.numel() // b, (x.nbytes + 2 * max(remembered, returned)) // b, b > 1)
+
+
+def _check_output(y: Any, b: int) -> None:
+    """Raise unless y holds real numbers for each of b rows."""
+    if not isinstance(y, Tensor):
+        pick = "pick the prediction with output=, such as output=lambda out: out[0] or output=lambda out: out.logits"
+        raise TypeError(f"the network must return one tensor, got {type(y).__name__}; {pick}")
+    if not y.is_floating_point():
+        raise TypeError(f"the network must return real numbers, got {y.dtype}")
+    rows = y.ndim in (1, 2) and len(y) == b and y.numel() > 0
+    if not rows and not (b == 1 and y.ndim == 0):
+        raise ValueError(
+            f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},) or, for m outputs, "
+            f"({b}, m); pick some of it with output=, for instance output=lambda y: y[:, -1]"
+        )
+
+
+def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, *which: int) -> None:
+    """Raise unless some rows have the same outputs alone as in y (b, m), among all of these rows, and every time."""
+    for row in which:
+        try:
+            alone = evaluate(x[row : row + 1])[0].detach()
+        except Exception as error:
+            raise ValueError(f"the network could not be evaluated on a single row (a batch norm?): {error}") from error
+        if _close(y[row], alone, 1e-3):
+            continue
+        check_repeatable(evaluate(x).detach(), y)
+        i = int((y[row] - alone).abs().nan_to_num(torch.inf).argmax())
+        raise ValueError(
+            f"the network's output for a row depends on the other rows of the batch ({alone[i]:.4g} alone, "
+            f"{y[row, i]:.4g} among them), as with batch statistics, or a recurrent layer without batch_first=True"
+        )
+
+
+def check_repeatable(y: Tensor, again: Tensor) -> None:
+    if not _close(y, again, 1e-5):
+        raise ValueError(
+            "the network's output changes from call to call: draw no random numbers in eval mode (F.dropout needs "
+            "training=self.training), and mask the padded positions that an nn.TransformerEncoder returns"
+        )
+
+
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    scale = 1e-5 * (1 + float(b.abs().max().nan_to_num(0.0, 0.0, 0.0)))
+    return torch.allclose(a, b, rtol=tolerance, atol=scale, equal_nan=True)
+
+
+def distinct_rows(x: Inputs, most: int) -> Inputs:
+    """Return up to `most` rows that differ; a single row and a copy of it with some noise, where that is possible."""
+    rows = x[np.unique(np.linspace(0, len(x) - 1, most).round().astype(int))]
+    if len(rows) > 1 and not all(bool((tensor == tensor[:1]).all()) for tensor in rows.tensors):
+        return rows
+    rows, generator = rows[:1], torch.Generator().manual_seed(0)
+    if not any(tensor.is_floating_point() for tensor in rows.tensors):
+        return rows
+
+    def noisy(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        noise = torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor)
+        return tensor + 0.1 * noise * (1 + tensor.abs())
+
+    return Inputs.cat([rows, rows.map(noisy)])
+
+
+def first_difference(got: Tensor, expected: Tensor, sizes: dict[str, int]) -> str | None:  # (p,) twice
+    """Return the first parameter whose gradients differ by more than rounding, or a ReLU at its kink, can explain."""
+    scale = float(expected.norm())
+    pieces = zip(sizes, *(torch.split(values, list(sizes.values())) for values in (got, expected)), strict=True)
+    return next((n for n, a, b in pieces if float((a - b).norm()) > 1e-2 * float(b.norm()) + 1e-3 * scale), None)
+
+
+def probe_layers(model: nn.Module, evaluate: Evaluate, b: int) -> tuple[Layers, Tensor]:
+    """Test every layer on b rows; return what was found, and the outputs (b, m).
+
+    Rows whose gradients are zero or equal show nothing, so at least two others are needed; a layer that cannot be
+    tested gets rows of its own, and so does one that is not called, whose weights may be used all the same.
+    """
+    layers = hooks.candidates(model)
+    dims = {name: (0,) if isinstance(layer, nn.RNNBase) else (0, 1) for name, layer in layers.items()}
+    y, found = _verify_candidates(model, evaluate, b, layers, dims)
+    tables = {n: each for n, each in layers.items() if n not in found and isinstance(each, nn.Embedding)}
+    if tables:
+        with suppress(RuntimeError):  # the network may not accept as many rows there
+            found |= _verify_candidates(model, evaluate, b, tables, dict.fromkeys(tables, (SHARED,)))[1]
+    found = {name: found[name] for name in layers if name in found}  # as they were registered
+    parameters = tuple(names_of(name, layers[name]) for name in found)
+    covered = {name for names in parameters for name in names}
+    rest = {name: w for name, w in model.named_parameters() if w.requires_grad and name not in covered}
+    parts = [part for _, part, _ in found.values()]
+    kept = list(map(cheapest, parts))
+    probed = Layers(
+        {name: dim for name, (dim, _, _) in found.items()},
+        parameters,
+        tuple(rest),
+        factor_bytes=sum(part.nbytes for part in kept) + sum(w.nbytes for w in rest.values()),
+        inner_flops=2 * (sum(part.n_products for part in kept) + sum(w.numel() for w in rest.values())),
+        working_bytes=2 * max((part.nbytes for part in parts), default=0),
+        given={name: given for name, (_, _, given) in found.items() if not is_known(layers[name])},
+    )
+    return probed, y
+
+
+def _verify_candidates(
+    model: nn.Module, evaluate: Evaluate, b: int, layers: Mapping[str, nn.Module], dims: Mapping[str, tuple[int, ...]]
+) -> tuple[Tensor, dict[str, tuple[int, Part, frozenset[Places]]]]:
+    """Return the outputs, and for each layer whose part equals its plain gradients: the dimension of its inputs that
+    holds the rows, the part of one row, and which of its arguments are tensors."""
+    outputs, calls = hooks.forward(evaluate, layers, b, {name for name in layers if SHARED in dims[name]})
+    if not outputs.requires_grad:
+        raise NoGradientError(hooks.DEPENDS_ON_NOTHING)
+    # of several outputs a mixture: gradients are linear in it
+    y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+    deltas = hooks.deltas_of(y, calls, retain_graph=True)
+    guesses: dict[str, dict[int, Part]] = {}
+    for name, layer in layers.items():
+        for dim in dims[name] if calls[name] else ():
+            # without rows in this dimension, or a rule in torch.func, the layer is not such a one
+            with suppress(Exception), hooks.no_inner_loops():
+                guesses.setdefault(name, {})[dim] = hooks.part_of(layer, calls[name], deltas[name], b, dim)
+    signatures: dict[str, list[float]] = {name: [] for name in guesses}
+    names = {name: names_of(name, layers[name]) for name in guesses}
+    trainable = {name: w for name, w in model.named_parameters() if any(name in each for each in names.values())}
+    for i in range(b) if trainable else ():  # a row at a time: whole gradients of a large network are not small
+        gradients = torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, materialize_grads=True)
+        by_name = dict(zip(trainable, gradients, strict=True))
+        for name, by_dim in guesses.items():
+            expected = [by_name[each].flatten() for each in names[name]]
+            scale = max(float(values.abs().max()) for values in expected)
+            for dim in list(by_dim):
+                if not _equal(by_dim[dim].take(slice(i, i + 1)), expected, scale):
+                    del by_dim[dim]
+            if scale > 0:
+                signatures[name].append(_signature(expected))
+    return outputs.detach(), {
+        name: (dim := min(by_dim), by_dim[dim].take(slice(0, 1)), frozenset(call.given for call in calls[name]))
+        for name, by_dim in guesses.items()
+        if by_dim and len(values := signatures[name]) > 1 and max(values) - min(values) > 1e-4 * max(values)
+    }
+
+
+def _signature(gradient: list[Tensor]) -> float:
+    """Return a number that unequal gradients are unlikely to share."""
+    return sum(
+        float((piece.abs() * torch.arange(1, len(piece) + 1, device=piece.device).remainder(97)).sum())
+        for piece in _pieces(gradient)
+    )
+
+
+def _equal(part: Part, expected: list[Tensor], scale: float) -> bool:
+    """Return whether the part of one row is this gradient, comparing some columns at a time."""
+    if part.n_parameters != sum(map(len, expected)) or not scale < float("inf"):
+        return False
+    start = 0
+    for piece in _pieces(expected):
+        got = part.columns(start, start + len(piece))[0]
+        if not torch.allclose(got, piece, rtol=1e-3, atol=1e-4 * scale):
+            return False
+        start += len(piece)
+    return True
+
+
+def _pieces(gradient: list[Tensor]) -> Iterator[Tensor]:
+    for values in gradient:
+        yield from torch.split(values, COMPARED_COLUMNS)
