@@ -67,9 +67,10 @@ class Plan:
         problem, engine, memory = self.problem, self.engine, self.memory
         given = [] if engine is None or engine.is_exact else [Option(engine, problem)]
         exact = _exact(engine if engine is not None and engine.is_exact else Exact(), problem, memory)
-        preferred = [Nystrom, RandomProjection]
+        preferred: list[type[Engine]] = [Nystrom, RandomProjection]
         others = [cls for cls in registered_engines().values() if cls.is_planned and cls not in preferred]
-        return (*given, *exact, *(option for cls in [*preferred, *others] for option in _largest(cls, problem, memory / 2)))
+        sized = [option for cls in (*preferred, *others) for option in _largest(cls, problem, memory / 2)]
+        return (*given, *exact, *sized)
 
     def __str__(self) -> str:
         n, p = self.problem.n_rows, self.problem.n_parameters
