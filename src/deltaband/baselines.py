@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .data.batches import check_lengths, read_targets
-from .data.inputs import Inputs
+from .data.inputs import Inputs, check_finite
 from .errors import NotFittedError
 from .fitting.fit import ADVICE
 from .network.model_copy import eval_copy, plain_autograd, unwrap
 from .network.network import Network
 from .results import Intervals, like, parse_levels
-from .validation import check_finite, check_non_negative, is_whole_number
+from .validation import check_non_negative, is_whole_number
 
 # Dropout draws from torch's global generators: only one thread at a time may seed them.
 _GENERATORS_LOCK = threading.RLock()

@@ -80,7 +80,8 @@ class Estimator:
         read = partial(self.spec.read, data, y, n_rows)
         group = ProcessGroup(distributed)
         fits, kept = driver.fit(self.spec, read, progress, checkpoint, checkpoint_every, group)
-        warn(*self.spec.task.warnings(fits))  # which may be errors: then nothing has changed
+        if messages := self.spec.task.warnings(fits):
+            warn(*messages)  # which may be errors: then nothing has changed
         self._fits, self._partial, self._calibration = fits, (), None
         if kept is not None:
             kept.remove()

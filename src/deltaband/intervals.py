@@ -24,7 +24,7 @@ from .fitting.tasks import Regression
 from .network.model_copy import ParameterChoice
 from .results import Intervals, Side, like, parse_levels
 from .target_transform import TargetTransform
-from .validation import check_choice, check_ints, check_seed
+from .validation import check_ints, check_seed
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -103,9 +103,8 @@ class PredictionIntervals(Estimator):
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
         refusal = "outputs must be the number of an output or a list of numbers"
         chosen = None if outputs is None else check_ints(outputs, refusal)
-        self._task = Regression(
-            chosen, isinstance(outputs, int | np.integer), per_output, TargetTransform.of(target_transform)
-        )
+        units = None if target_transform is None else TargetTransform.of(target_transform)
+        self._task = Regression(chosen, isinstance(outputs, int | np.integer), per_output, units)
         super().__init__(FitSpec(model, self._task, rule, parse_engine(engine), memory, parameters, output, batch))
 
     def calibrate(self, data: Any, y: Any = None, *, tune: bool = True, joint: bool = False, seed: int = 0) -> Self:
@@ -170,15 +169,17 @@ class PredictionIntervals(Estimator):
             ValueError: If the formula has no answer, because λ is not known or n − p* ≤ 0: calibrate then.
         """
         levels = parse_levels(level)
-        check_choice(kind, "kind", ("observation", "mean"))
-        check_choice(side, "side", ("both", "lower", "upper"))
+        if kind not in ("observation", "mean"):
+            raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
+        if not isinstance(side, str) or side not in ("both", "lower", "upper"):
+            raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
         fits, calibration = self.fits_, self._calibration if kind == "observation" else None
         functions = (
             [self._formula(fit).variance for fit in fits] if calibration is None else calibration.variance_functions
         )
         outputs, q = self._evaluate(x, functions)
         units = self._task.units
-        if side != "both" and units.is_decreasing(outputs):
+        if side != "both" and units is not None and units.is_decreasing(outputs):
             side = "lower" if side == "upper" else "upper"
         if calibration is not None:
             empty = np.zeros((*outputs.shape, len(levels)))
@@ -196,24 +197,22 @@ class PredictionIntervals(Estimator):
         lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, :, 0], upper[:, :, 0]
-        lower, upper = units.to_original_bounds(outputs, lower, upper)
+        if units is not None:
+            lower, upper = units.to_original_bounds(outputs, lower, upper)
         return Intervals(
-            self._like(x, units.to_original(outputs)),
+            self._like(x, self._original(outputs)),
             self._like(x, lower, -np.inf),
             self._like(x, upper, np.inf),
             levels[0] if np.ndim(level) == 0 else levels,
         )
 
     def predict_mean(self, x: Any) -> Any:
-        """Return the prediction ŷ alone, with the checks of `predict` and without its gradients.
+        """Return the prediction ŷ alone, of the kind of `x`, with the checks of `predict` and without its gradients.
 
         Args:
             x: Inputs.
-
-        Returns:
-            The predictions, of the kind of `x`.
         """
-        return self._like(x, self._task.units.to_original(self._evaluate(x)[0]))
+        return self._like(x, self._original(self._evaluate(x)[0]))
 
     def predict_mean_and_scale(self, x: Any) -> tuple[Any, Any]:
         """Return ŷ and σ(x), which the width of an interval is proportional to: √(1 + q), or √(1 + b·q) calibrated.
@@ -234,7 +233,7 @@ class PredictionIntervals(Estimator):
         else:
             outputs, q = self._evaluate(x, calibration.variance_functions)
             scale = calibration.conformal.scale(q) if len(outputs) else outputs
-        return self._like(x, self._task.units.to_original(outputs)), self._like(x, scale)
+        return self._like(x, self._original(outputs)), self._like(x, scale)
 
     def variance(self, x: Any) -> Any:
         """Return q = gᵀ A⁻¹JᵀJA⁻¹ g, the variance of the prediction in units of the noise variance s².
@@ -242,10 +241,7 @@ class PredictionIntervals(Estimator):
         It ignores directions that the training data never touched: far outside the data it can stay small.
 
         Args:
-            x: Inputs.
-
-        Returns:
-            q of each row (and output), of the kind of `x`.
+            x: Inputs; q of each row and output is of their kind.
         """
         return self._like(x, np.stack(self._evaluate(x, [self._covariance(fit).variance for fit in self.fits_])[1], 1))
 
@@ -253,10 +249,7 @@ class PredictionIntervals(Estimator):
         """Return h = gᵀ A⁻¹ g, how far a row is from what the training data determine; it grows where q may not.
 
         Args:
-            x: Inputs.
-
-        Returns:
-            h of each row (and output), of the kind of `x`.
+            x: Inputs; h of each row and output is of their kind.
         """
         return self._like(x, np.stack(self._evaluate(x, [self._covariance(fit).leverage for fit in self.fits_])[1], 1))
 
@@ -302,13 +295,10 @@ class PredictionIntervals(Estimator):
         return tuple(o for fit in self.fits_ for o in fit.outputs)
 
     def select_targets(self, y: Any) -> np.ndarray:
-        """Return the targets of the outputs that there are intervals for.
+        """Return the targets (n, m) of the outputs that there are intervals for.
 
         Args:
             y: Targets, one column per output of the network or per selected output.
-
-        Returns:
-            An array (n, m).
         """
         return self._task.select_targets(self.outputs_, read_targets(y), self.fits_[0].n_returned).numpy()
 
@@ -318,9 +308,6 @@ class PredictionIntervals(Estimator):
         Args:
             x: Inputs.
             y: Their targets.
-
-        Returns:
-            A number from 0 to 1.
         """
         hashes = pair_hashes(self.spec.network().prepare(Inputs.of(x)), read_targets(y))
         return self.fits_[0].seen.share(hashes)
@@ -332,7 +319,12 @@ class PredictionIntervals(Estimator):
 
     def _evaluate(self, x: Any, functions: Sequence[RowFunction] | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
         fits = self.fits_
-        return self.spec.evaluate(fits, x, [self._task.head(fit.outputs) for fit in fits], functions)
+        every = tuple(range(fits[0].n_returned))
+        heads = [None if fit.outputs == every else self._task.head(fit.outputs) for fit in fits]
+        return self.spec.evaluate(fits, x, heads, functions)
+
+    def _original(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs if self._task.units is None else self._task.units.to_original(outputs)
 
     def _like(self, x: Any, values: np.ndarray, toward: float | None = None) -> Any:
         return like(x, values[:, 0] if self._is_single else values, self._fits[0].dtype, toward)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from .data.batches import read_targets
+from .data.inputs import check_finite
 from .results import Intervals, to_numpy
-from .validation import check_finite
 
 
 def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:

@@ -6,10 +6,6 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-
-NUMBERS_CHECKED_AT_ONCE = 2**20  # the mask of a check takes memory too
 
 
 def is_whole_number(value: Any) -> bool:
@@ -86,19 +82,6 @@ def check_callable(value: Any, name: str) -> None:
     """Raise unless a value is None or can be called."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be a function, got {value!r}")
-
-
-def check_finite(values: Tensor, what: str, first_row: int = 0, advice: str = "remove or impute such rows") -> None:
-    """Raise if a row holds NaN or inf, and name the first such row."""
-    if not values.is_floating_point():
-        return
-    step = max(1, NUMBERS_CHECKED_AT_ONCE // max(1, values[:1].numel()))
-    for start in range(0, len(values), step):
-        part = values[start : start + step]
-        if not torch.isfinite(part).all():
-            row = int((~torch.isfinite(part.reshape(len(part), -1)).all(dim=1)).nonzero()[0])
-            kind = "NaN" if torch.isnan(part[row]).any() else "an infinite value"
-            raise ValueError(f"{what} hold {kind} in row {first_row + start + row}; {advice}")
 
 
 def describe(value: object) -> str:

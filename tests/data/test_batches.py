@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from deltaband import validation
+from deltaband.data import inputs
 from deltaband.data import batches as batches_module
 from deltaband.data.batches import read, read_targets
 from deltaband.data.inputs import Inputs
@@ -138,13 +138,13 @@ def test_the_first_bad_row_is_named(bad, as_loader):
 @pytest.mark.parametrize("numbers", [1, 3, 4, 1000])
 @pytest.mark.parametrize("row", [0, 5, 9])
 def test_a_bad_row_is_named_however_many_are_looked_at_at_once(monkeypatch, numbers, row):
-    monkeypatch.setattr(validation, "NUMBERS_CHECKED_AT_ONCE", numbers)
+    monkeypatch.setattr(inputs, "NUMBERS_CHECKED_AT_ONCE", numbers)
     values = torch.zeros(10, 2)
-    validation.check_finite(values, "inputs")
+    inputs.check_finite(values, "inputs")
     values[row:, 1] = torch.nan
     with pytest.raises(ValueError, match=f"inputs hold NaN in row {row + 7};"):
-        validation.check_finite(values, "inputs", first_row=7)
-    validation.check_finite(torch.zeros(0, 2), "inputs")
+        inputs.check_finite(values, "inputs", first_row=7)
+    inputs.check_finite(torch.zeros(0, 2), "inputs")
 
 
 @pytest.mark.parametrize("source", ["list", "iterator", "arrays"])

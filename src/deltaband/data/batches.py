@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import EmptyDataError
-from ..validation import check_finite, check_positive_int, describe
-from .inputs import Inputs, as_tensor
+from ..validation import check_positive_int, describe
+from .inputs import Inputs, as_tensor, check_finite
 
 EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only once): give at least one row"
 FEWEST_FIRST_ROWS = 8  # rows that `peek` reads at least, where there are as many

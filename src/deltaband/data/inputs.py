@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ..storage.encoding import storable
-from ..validation import check_finite, describe
+from ..validation import describe
+
+NUMBERS_CHECKED_AT_ONCE = 2**20  # the mask of a check takes memory too
 
 
 @storable
@@ -124,3 +126,16 @@ def _from_numpy(array: np.ndarray, what: str) -> Tensor:
     if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
         array = np.array(array, dtype=array.dtype.newbyteorder("="))
     return torch.from_numpy(np.asarray(array))
+
+
+def check_finite(values: Tensor, what: str, first_row: int = 0, advice: str = "remove or impute such rows") -> None:
+    """Raise if a row holds NaN or inf, and name the first such row."""
+    if not values.is_floating_point():
+        return
+    step = max(1, NUMBERS_CHECKED_AT_ONCE // max(1, values[:1].numel()))
+    for start in range(0, len(values), step):
+        part = values[start : start + step]
+        if not torch.isfinite(part).all():
+            row = int((~torch.isfinite(part.reshape(len(part), -1)).all(dim=1)).nonzero()[0])
+            kind = "NaN" if torch.isnan(part[row]).any() else "an infinite value"
+            raise ValueError(f"{what} hold {kind} in row {first_row + start + row}; {advice}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..damping import TYPICAL_RELATIVE_DAMPING
-from ..data.inputs import Inputs
+from ..data.inputs import Inputs, check_finite
 from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
 from ..network.gradient_batch import GradientBatch
@@ -20,7 +20,6 @@ from ..network.model_copy import plain_autograd
 from ..network.network import Network
 from ..results import Side
 from ..storage.encoding import storable
-from ..validation import check_finite
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
 QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a moment

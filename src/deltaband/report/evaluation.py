@@ -13,11 +13,10 @@ import torch
 from ..calibration.calibrate import EXCESS_SEEN_SHARE
 from ..calibration.conformal import AllOutputs
 from ..data.batches import check_lengths, read_targets
-from ..data.inputs import Inputs
+from ..data.inputs import Inputs, check_finite
 from ..data.row_record import share_by_chance
 from ..intervals import PredictionIntervals
 from ..results import Intervals, interval_arrays, parse_levels
-from ..validation import check_finite
 
 CURVE_LEVELS = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98, 0.99)
 CONFIDENCE = 0.95  # of every statement about chance
