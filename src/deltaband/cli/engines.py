@@ -35,7 +35,11 @@ def engine(text: str) -> Engine | Literal["auto"]:
         key, equals, value = part.partition("=")
         if not equals or key not in settings:
             raise Usage(f"--engine: {part!r} is no key=value of {name}{near(key, settings)}, which {takes}")
-        values[key] = nbytes(value, "memory") if key == "memory" else _value(value)
+        try:
+            number = value.capitalize() if value.lower() in ("true", "false") else value
+            values[key] = nbytes(value, "memory") if key == "memory" else ast.literal_eval(number)
+        except (SyntaxError, ValueError):  # a word
+            values[key] = value
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
@@ -59,10 +63,3 @@ def _own_engine(module: str, name: str) -> type[Engine]:
     if not (isinstance(found, type) and issubclass(found, Engine)):
         raise Usage(f"--engine: {module} has no engine {name!r}: a class derived from deltaband.engines.Engine")
     return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false") else text)
-    except (SyntaxError, ValueError):
-        return text

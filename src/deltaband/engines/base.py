@@ -83,7 +83,6 @@ class Engine(ABC):
         return encoding.registered(state["accumulator"])(self, **values)
 
     def __repr__(self) -> str:
-        """The first setting, and those after it that are not the default."""
         shown = [each for each in fields(self) if each.repr]
         names = [each.name for i, each in enumerate(shown) if i == 0 or getattr(self, each.name) != each.default]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
@@ -235,9 +234,9 @@ class Accumulator(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Covariance(ABC):
-    """The parameter covariance of the delta method, Σ⁻¹ = A⁻¹JᵀJA⁻¹ with A = JᵀJ + λI. A value: nothing changes it.
+    """The parameter covariance of the delta method, Σ⁻¹ = A⁻¹JᵀJA⁻¹ with A = JᵀJ + λI: a value, nothing changes it.
 
-    An author of an engine derives from `SpectralCovariance`, which needs one method, or writes the abstract ones here.
+    `SpectralCovariance` needs one method of an author; otherwise write the abstract ones here.
     """
 
     damping: float | None  # λ; None where it is not chosen yet

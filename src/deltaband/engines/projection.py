@@ -124,9 +124,8 @@ class Projection:
     seed: int
 
     def batches(self, g: GradientBatch) -> Iterator[GradientBatch]:
-        """Yield gSᵀ, no more rows at a time than should be in memory at once."""
-        for batch in g.split(max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (8 * self.dim))):
-            yield self(batch)
+        """Return gSᵀ, no more rows at a time than should be in memory at once."""
+        return map(self, g.split(max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (8 * self.dim))))
 
     def __call__(self, g: GradientBatch) -> GradientBatch:
         """Return gSᵀ, row by row."""  # (b, p) -> (b, r)
@@ -235,12 +234,8 @@ class Equivalent:
             mu += short * f / r
         y = x / least
         p_star = max(2 * (r - mu * total / least) - (r - f), 0.0)
-        return Equivalent(
-            y=y,
-            variance_weights=(e - float(count @ (e * x**2)) / squares) * y * y,
-            effective_parameters=p_star,
-            # Cov(log det) for two λ is −2 log(1 − tr(HH')/r); differentiated by both it is that of tr H, at most
-            # 2(t/f + t²/f²) = 2rt/f² with t = tr H² ≤ p*. Measured: a quarter of it, as H²(1 − H)² is below H².
-            standard_error=math.sqrt(2 * r * p_star) / f,
-            reached=short > -1e-9 * damping,
-        )
+        # Cov(log det) for two λ is −2 log(1 − tr(HH')/r); differentiated by both it is that of tr H, at most
+        # 2(t/f + t²/f²) = 2rt/f² with t = tr H² ≤ p*. Measured: a quarter of it, as H²(1 − H)² is below H².
+        standard_error = math.sqrt(2 * r * p_star) / f
+        variance_weights = (e - float(count @ (e * x**2)) / squares) * y * y
+        return Equivalent(y, variance_weights, p_star, standard_error, reached=short > -1e-9 * damping)

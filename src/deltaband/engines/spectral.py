@@ -66,8 +66,8 @@ class SpectralCovariance(Covariance):
 
     @property
     def effective_parameters(self) -> float:
-        held, tail = float(effective(self.eigenvalues, self.chosen_damping).sum()), self.added_tail
-        return held if tail is None else held + tail.parameters(self.eigenvalues, self.chosen_damping)
+        e, damping, tail = self.eigenvalues, self.chosen_damping, self.added_tail
+        return float(effective(e, damping).sum()) + (0.0 if tail is None else tail.parameters(e, damping))
 
     def variance(self, g: GradientBatch) -> np.ndarray:
         return self.variances(g, np.array([self.chosen_damping]))[:, 0]

@@ -18,7 +18,6 @@ from torch import Tensor
 T = TypeVar("T", bound=Callable[..., Any])
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-COLLECTIONS: dict[str, Callable[..., Any]] = {"tuple": tuple, "set": frozenset}
 OWN = __name__.partition(".")[0]  # the package whose names nobody else can take
 _REGISTERED: dict[str, Any] = {}
 
@@ -81,7 +80,11 @@ class Encoder:
             case slice():
                 return {"slice": [value.start, value.stop]}
             case _ if cls in self.hooks:
-                return self._replaced(value)
+                if id(value) not in self._hooked:
+                    index, about = len(self._hooked), self(self.hooks[cls](value))
+                    self._hooked[id(value)] = {"hook": cls.__name__, "index": index, "about": about}
+                    self._alive.append(value)
+                return self._hooked[id(value)]
             case _ if _REGISTERED.get(cls.__name__) is cls:
                 tree = {"class": cls.__name__, "fields": {n: self._field(getattr(value, n)) for n in field_names(cls)}}
                 return tree if _is_own(cls) else {**tree, "module": cls.__module__}
@@ -118,13 +121,6 @@ class Encoder:
             self._alive.append(tensor)
         return [self._names[key], order]
 
-    def _replaced(self, value: Any) -> Any:
-        if id(value) not in self._hooked:
-            index, about = len(self._hooked), self(self.hooks[type(value)](value))
-            self._hooked[id(value)] = {"hook": type(value).__name__, "index": index, "about": about}
-            self._alive.append(value)
-        return self._hooked[id(value)]
-
 
 class Decoder:
     """Restores values from their trees. `hooks` maps class names to functions of what the encoder's hooks returned."""
@@ -144,13 +140,18 @@ class Decoder:
             case "float":
                 return float(value)
             case "array" | "tensor":
-                return self._array(kind, *value)
+                name, order = value
+                if (kind, name) not in self._made:
+                    # a copy, as the file may be mapped into memory
+                    tensor = self._tensors[name].clone().permute([order.index(dim) for dim in range(len(order))])
+                    self._made[kind, name] = tensor if kind == "tensor" else tensor.numpy()
+                return self._made[kind, name]
             case "dtype":
                 return DTYPES[value]
             case "slice":
                 return slice(*value)
             case "tuple" | "set":
-                return COLLECTIONS[kind](map(self, value))
+                return (tuple if kind == "tuple" else frozenset)(map(self, value))
             case "dict":
                 return {self(key): self(each) for key, each in value}
             case "function":
@@ -165,13 +166,6 @@ class Decoder:
                     raise ValueError(f"{cls.__name__} has other fields than the file: {', '.join(values)}")
                 return cls(**{name: self(each) for name, each in values.items()})
         raise ValueError(f"unknown kind of value {kind!r}")
-
-    def _array(self, kind: str, name: str, order: list[int]) -> Any:
-        if (kind, name) not in self._made:
-            # a copy, as the file may be mapped into memory
-            tensor = self._tensors[name].clone().permute([order.index(dim) for dim in range(len(order))])
-            self._made[kind, name] = tensor if kind == "tensor" else tensor.numpy()
-        return self._made[kind, name]
 
 
 def describe_setting(value: Any) -> str:
