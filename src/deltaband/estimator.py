@@ -77,6 +77,7 @@ class Estimator:
             ArtefactError: If the checkpoint belongs to another fit.
             DistributedFitError: If another process has failed.
         """
+        self.spec.networks.forget()
         read = partial(self.spec.read, data, y, n_rows)
         group = ProcessGroup(distributed)
         fits, kept = driver.fit(self.spec, read, progress, checkpoint, checkpoint_every, group)
@@ -101,6 +102,7 @@ class Estimator:
         Returns:
             The estimator itself.
         """
+        self.spec.networks.forget()
         with FINISHING:
             so_far = self._partial or (driver.resumed(self.spec, self._fits) if self._fits else ())
             batches = self.spec.read(data, y)
@@ -121,6 +123,8 @@ class Estimator:
         """
         if type(other) is not type(self):
             raise TypeError(f"merge takes another {type(self).__name__}, got {type(other).__name__}")
+        self.spec.networks.forget()
+        other.spec.networks.forget()
         driver.check_mergeable((self.spec, self.fits_), (other.spec, other.fits_))
         mine, theirs = driver.resumed(self.spec, self.fits_), driver.resumed(other.spec, other.fits_)
         if mine[0].shares_rows(theirs[0].record.hashes()):
@@ -147,7 +151,7 @@ class Estimator:
             n_rows: As in `fit`.
 
         Returns:
-            The plan; printed, it is a table.
+            The plan; printed, a table.
         """
         batches = self.spec.read(data, y, n_rows)
         if not batches.reiterable:
@@ -162,6 +166,9 @@ class Estimator:
         """The fits: one, or with `per_output=True` one per output; a `NotFittedError` before there is one."""
         with FINISHING:
             if self._partial:
+                self.spec.networks.forget()
+                if self.spec.network().fingerprint != self._partial[0].start.weights:
+                    raise ValueError("the model's weights have changed before the fit was completed: restore them")
                 try:
                     fits = tuple(rows.finish() for rows in self._partial)
                 except BaseException:  # the rows are gone: better no band than one without them
@@ -187,12 +194,10 @@ class Estimator:
 
     @property
     def model(self) -> nn.Module:
-        """The user's network."""
         return self.spec.model
 
     @property
     def engine(self) -> Engine | str:
-        """The engine that was given, or "auto"."""
         return self.spec.engine or "auto"
 
     @property
@@ -236,9 +241,6 @@ class Estimator:
         Args:
             x: Rows whose widths are compared; some training rows by default.
             sample: How many training rows to fit to, at most 4,096.
-
-        Returns:
-            The relative errors; with `per_output=True` those of the worst output.
         """
         fits = self.fits_
         for fit in fits:
@@ -261,7 +263,7 @@ class Estimator:
     # --- people
 
     def summary(self) -> str:
-        """Return what was fitted, as a text of one screen."""
+        """Return what was fitted, as text."""
         return format_summary(type(self).__name__, self.summary_lines())
 
     def summary_lines(self) -> list[tuple[str, str]]:
@@ -288,7 +290,7 @@ class Estimator:
     # --- files
 
     def save(self, path: str | Path, *, weights: bool = False, sample: bool = False) -> None:
-        """Write the fitted estimator to one file, which `load` reads; docs/artefacts.md says what it holds.
+        """Write the fitted estimator to one file, which `load` reads.
 
         Args:
             path: The file.

@@ -132,6 +132,7 @@ class PredictionIntervals(Estimator):
         """
         fits, spec = self.fits_, self.spec
         check_seed(seed)
+        spec.networks.forget()
         networks = [spec.fitted_network(fit) for fit in fits]
         spec.check_weights(networks[0], fits[0])
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from deltaband.data import inputs
 from deltaband.data import batches as batches_module
+from deltaband.data import inputs
 from deltaband.data.batches import read, read_targets
 from deltaband.data.inputs import Inputs
 

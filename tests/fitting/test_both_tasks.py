@@ -162,6 +162,24 @@ def test_a_band_from_a_file_takes_in_more_rows(kind, engine, tmp_path):
     assert_alike(loaded.partial_fit(X[100:], y[100:]), make(engine).fit(X, y, progress=False))
 
 
+@pytest.mark.parametrize("engine", EXACT_SUMS, ids=repr)
+def test_bands_that_are_both_from_files_are_merged(kind, engine, tmp_path):
+    make, y = kind
+    for i, part in enumerate((slice(0, 120), slice(120, None))):
+        make(engine).fit(X[part], y[part], progress=False).save(tmp_path / f"{i}.band")
+    whole = make(engine).fit(X, y, progress=False)
+    one, two = (type(whole).load(tmp_path / f"{i}.band", whole.model) for i in range(2))
+    assert_alike(one.merge(two), whole)
+
+
+@pytest.mark.parametrize("damping", [1, 1.0, np.float64(1.0), np.float32(1.0), np.int64(1)])
+def test_equal_numbers_are_equal_options(kind, damping, tmp_path):
+    make, y = kind
+    make(damping=1.0).fit(X[:100], y[:100], progress=False).save(tmp_path / "x.band")
+    band = make(damping=damping).fit(X[100:], y[100:], progress=False)
+    assert band.merge(type(band).load(tmp_path / "x.band", band.model)).n_rows_ == N
+
+
 def test_a_part_with_bad_targets_changes_nothing(kind):
     make, y = kind
     band = make().fit(X[:100], y[:100], progress=False)
@@ -172,6 +190,18 @@ def test_a_part_with_bad_targets_changes_nothing(kind):
         band.partial_fit(X[100:], bad)
     for one, two in zip(numbers(band), before, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+def test_weights_that_change_before_the_fit_is_completed_are_an_error(kind):
+    make, y = kind
+    band = make().partial_fit(X, y)
+    w = next(band.model.parameters())
+    before = w.detach().clone()
+    w.data += 1
+    with pytest.raises(ValueError, match="weights have changed before the fit was completed"):
+        band.variance(NEW)
+    w.data = before
+    assert_alike(band, make().fit(X, y, progress=False))
 
 
 def test_accuracy_is_that_of_all_parts():

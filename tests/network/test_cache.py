@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from deltaband import DeltabandWarning, Exact, PredictionIntervals
+from deltaband.network import cache as cache_module
 from deltaband.network import model_copy
-from deltaband.network.model_copy import ModelCopyCache
+from deltaband.network.cache import ModelCopyCache
 from deltaband.network.network import LOOPED_ROWS, Network
 from tests import reference
 from tests.support.networks import in_threads, mlp, regression
@@ -194,19 +195,22 @@ def test_a_write_that_misses_the_sampled_elements_is_found_by_a_hash_in_time(mon
     band = fitted(model)
     band.predict(X[:1])
     model[0].weight.data.view(-1)[1] += 1.0  # sampled is every 18th
-    monkeypatch.setattr(model_copy, "HASH_SECONDS", 0.0)
-    monkeypatch.setattr(model_copy, "HASH_SHARE", 1e9)
+    monkeypatch.setattr(cache_module, "HASH_SECONDS", 0.0)
+    monkeypatch.setattr(cache_module, "HASH_SHARE", 1e9)
     band.spec.networks._thread.entry.expires = 0.0
     with pytest.warns(DeltabandWarning, match="weights have changed since fit"):
         band.predict(X[:1])
 
 
-def test_an_expired_entry_stays_if_nothing_has_changed(monkeypatch):
-    monkeypatch.setattr(model_copy, "HASH_SECONDS", 0.0)
-    monkeypatch.setattr(model_copy, "HASH_SHARE", 1e9)
+def test_an_expired_entry_hands_on_what_it_knows_about_inputs(monkeypatch):
+    monkeypatch.setattr(cache_module, "HASH_SECONDS", 0.0)
+    monkeypatch.setattr(cache_module, "HASH_SHARE", 1e9)
     model, cache = Normed(), ModelCopyCache()
-    first = cached(cache, model).model_copy
-    assert cached(cache, model).model_copy is first
+    network = cached(cache, model)
+    network.validate(X)
+    again = cached(cache, model).model_copy
+    assert again is not network.model_copy
+    assert again.accepted == network.model_copy.accepted != {}
 
 
 def test_a_copy_whose_buffers_a_call_has_written_to_is_not_used_again():
@@ -384,7 +388,7 @@ def test_tensors_of_every_layout_and_type_are_sampled():
         torch.zeros(0, 3),
     ]
     for tensor in tensors:
-        read = model_copy._sample(tensor)
+        read = cache_module._sample(tensor, cache_module.SAMPLED_ELEMENTS)
         before = read()
         assert read() == before
         if tensor.numel():

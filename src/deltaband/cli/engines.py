@@ -28,7 +28,8 @@ def engine(text: str) -> Engine | Literal["auto"]:
     if cls is None:
         known = sorted(engines, key=lambda each: (not engines[each].__module__.startswith("deltaband."), each))
         raise Usage(f"--engine: there is no {name!r}{near(name, known)}; there are auto, {', '.join(known)}")
-    settings = [each.name for each in dataclasses.fields(cls) if not callable(each.default)]  # those that text can give
+    defaults = {each.name: each.default for each in dataclasses.fields(cls) if not callable(each.default)}
+    settings = list(defaults)  # those that text can give
     takes = f"takes {', '.join(settings)}" if settings else "has no settings"
     values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
@@ -39,6 +40,8 @@ def engine(text: str) -> Engine | Literal["auto"]:
             number = value.capitalize() if value.lower() in ("true", "false") else value
             values[key] = nbytes(value, "memory") if key == "memory" else ast.literal_eval(number)
         except (SyntaxError, ValueError):  # a word
+            if type(defaults[key]) in (int, float):
+                raise Usage(f"--engine: {part!r} is not a number, as {key} of {name} is") from None
             values[key] = value
     try:
         return cls(**values)
@@ -62,4 +65,6 @@ def _own_engine(module: str, name: str) -> type[Engine]:
         raise Refusal(f"--engine: importing {module} failed: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Engine)):
         raise Usage(f"--engine: {module} has no engine {name!r}: a class derived from deltaband.engines.Engine")
+    if found not in registered_engines().values():
+        raise Usage(f"--engine: {module}:{name} is not registered: decorate it with @register")
     return found

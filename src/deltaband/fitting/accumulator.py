@@ -80,6 +80,7 @@ class FitAccumulator:
         self._losses, self._counts = np.zeros(m), np.zeros(0)
         self._energy = 0.0
         self.n_rows = 0
+        self._shares: np.ndarray | None = None  # of p*, of a fit that is continued
 
     def new_like(self) -> FitAccumulator:
         """Return an empty one that can be merged into this one, if the model's weights are still the same."""
@@ -96,6 +97,7 @@ class FitAccumulator:
         start = Start(fit.outputs, Option(engine, problem), memory, *form)
         made = cls(spec, start, engine.resume(fit.covariance, n, p))
         made.record = RowRecord.from_seen(fit.seen, fit.sample, max(made._n_leverages, made._n_compared))
+        made._shares = fit.shares
         made._losses, made._counts, made._energy, made.n_rows = fit.losses.copy(), fit.counts, math.inf, fit.n_rows
         return made
 
@@ -255,7 +257,9 @@ class FitAccumulator:
             n_compared=n_compared if n_compared * m >= accuracy.SAMPLE_ROWS_AT_LEAST else 0,
             rows_at_once=min(self._rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * n_rows * m))),
         )
-        if exact or (m > 1 and covariance.damping is not None):
+        if len(rows) == 0 and self._shares is not None:  # of a band from a file
+            fit = replace(fit, shares=self._shares)
+        elif exact or (m > 1 and covariance.damping is not None):
             fit = _with_leverages(fit, network, rows.between(0, self._n_leverages), exact)
         if not fit.n_compared or covariance.damping is None:
             return fit

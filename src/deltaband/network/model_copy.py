@@ -1,4 +1,4 @@
-"""A private, eval-mode copy of the user's module: which of its parameters vary, its fingerprint, and when it is stale.
+"""A private, eval-mode copy of the user's module: which of its parameters vary, and its fingerprint.
 
 The copy shares the storage of the module's parameters but none of its state: nothing that happens to it can be seen on
 the user's side, and every thread can have its own.
@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import cached_property, reduce
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,17 +25,6 @@ from ..data.inputs import Inputs
 ParameterChoice = Literal["all", "last"] | Sequence[str] | Callable[[str, nn.Parameter], bool]
 NAMES_IN_ERROR = 20
 OUTSIDE = ("_trainer", "_fabric")  # of a Lightning module: they know all the data
-
-HASH_SECONDS = 5.0  # between two hashes of all weights, at least
-HASH_SHARE = 0.01  # of the time, at most, that hashes may take
-SAMPLED_ELEMENTS = 16  # about, of each tensor, compared in every call
-SEARCHED_ITEMS = 1000  # of a container in an attribute; a longer one is known by its identity and length
-SEARCHED_DEPTH = 4
-IGNORED = frozenset(("training", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", *OUTSIDE))
-ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
-CONTAINERS = (dict, OrderedDict, list, tuple, set, frozenset)
-STATELESS = (type, FunctionType, BuiltinFunctionType, MethodType, np.ndarray)  # or shared with the copy, as arrays are
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -243,97 +228,3 @@ def _digest(tensor: Tensor) -> str:
     digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode(), digest_size=16)
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-class ModelCopyCache:
-    """One eval copy of a model per thread, made anew only when the model has changed. A copy of a cache is empty.
-
-    A change is noticed by the identity, storage and version of every tensor, by the values of all other attributes of
-    the modules, and by some elements of every tensor. Only a write through `tensor.data` that misses these elements
-    leaves no such trace: it is found by a hash of all weights, from time to time.
-    """
-
-    def __init__(self) -> None:
-        self._thread = threading.local()
-
-    def get(self, model: nn.Module, parameters: ParameterChoice = "all", output: Any = None) -> ModelCopy:
-        """Return what `ModelCopy` with the same arguments does; for use in this thread, and until the next call."""
-        entry: _Entry | None = getattr(self._thread, "entry", None)
-        try:
-            described = _Description(unwrap(model), parameters, output)
-        except (RuntimeError, NotImplementedError):  # no versions in inference mode, no storage of sparse tensors
-            return ModelCopy(model, parameters, output)
-        if entry is None or not entry.is_valid(described):
-            entry = _Entry(described, model, parameters, output)
-        elif time.monotonic() > entry.expires:
-            fresh = _Entry(described, model, parameters, output)
-            if fresh.fingerprint == entry.fingerprint:  # what is known about inputs stays
-                entry.expires = fresh.expires
-            else:
-                entry = fresh
-        self._thread.entry = entry
-        return entry.copy
-
-    def __reduce__(self) -> tuple[type[ModelCopyCache], tuple[()]]:
-        return ModelCopyCache, ()
-
-
-class _Entry:
-    """An eval copy, and all that has to stay as it is for the copy to be valid."""
-
-    def __init__(self, described: _Description, model: nn.Module, parameters: ParameterChoice, output: Any) -> None:
-        start = time.monotonic()
-        self._described = described
-        self._samples = [_sample(tensor) for tensor in described.tensors]
-        self._values = [sample() for sample in self._samples]  # first: a change while copying is found next time
-        self.copy = ModelCopy(model, parameters, output)
-        self.fingerprint = self.copy.fingerprint  # before a pass writes to the buffers
-        self._buffers = [(buffer, buffer._version) for buffer in self.copy.module.buffers()]
-        end = time.monotonic()
-        self.expires = end + max(HASH_SECONDS, (end - start) / HASH_SHARE)
-
-    def is_valid(self, described: _Description) -> bool:
-        same = described.state == self._described.state and all(b._version == version for b, version in self._buffers)
-        return same and [sample() for sample in self._samples] == self._values
-
-
-class _Description:
-    """What a copy of a model depends on, as values that can be compared."""
-
-    def __init__(self, *given: Any) -> None:
-        self.tensors: list[Tensor] = []
-        self._visited: dict[int, Any] = {}  # identities are unique as long as the objects exist
-        self.state = tuple(self._describe(value, SEARCHED_DEPTH) for value in given)
-
-    def _describe(self, value: Any, depth: int) -> Any:
-        kind = type(value)
-        if kind in ATOMS:
-            return value
-        if id(value) in self._visited or (kind in CONTAINERS and not value):
-            return id(value)
-        self._visited[id(value)] = value
-        if isinstance(value, Tensor):
-            self.tensors.append(value)
-            return id(value), value.data_ptr(), value._version, value.shape, value.dtype, value.requires_grad
-        if isinstance(value, nn.Module):
-            attributes = [(key, each) for key, each in list(vars(value).items()) if key not in IGNORED]
-            return id(value), kind, *[(key, self._describe(each, SEARCHED_DEPTH)) for key, each in attributes]
-        if depth == 0 or isinstance(value, STATELESS):
-            return id(value)
-        if not isinstance(value, CONTAINERS):
-            return id(value), self._describe(getattr(value, "__dict__", None), depth - 1)
-        if len(value) > SEARCHED_ITEMS:
-            return id(value), len(value)
-        keys, items = (list(value), list(value.values())) if isinstance(value, dict) else ([], list(value))
-        return id(value), *keys, *[self._describe(each, depth - 1) for each in items]
-
-
-def _sample(tensor: Tensor) -> Callable[[], bytes]:
-    """Return a function that reads some elements of a tensor as they are then."""
-    view = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    if view.is_contiguous():
-        view = view.view(-1)[:: max(1, view.numel() // SAMPLED_ELEMENTS)]
-    else:  # three places in each dimension
-        view = view[tuple(slice(None, None, max(1, (size + 1) // 3)) for size in view.shape)]
-    view = view.view(INTEGERS[view.itemsize])
-    return view.numpy().tobytes if view.device.type == "cpu" else lambda: view.cpu().numpy().tobytes()

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -175,6 +176,8 @@ def describe_setting(value: Any) -> str:
         return f"{type(value).__name__}({', '.join(settings)})"
     if isinstance(value, partial):
         return describe_setting(value.func)
+    if isinstance(value, Real) and not isinstance(value, bool):  # 1, 1.0 and np.float64(1) are one setting
+        return repr(float(value)).removesuffix(".0")
     return str(getattr(value, "__name__", type(value).__name__)) if callable(value) else repr(value)
 
 
