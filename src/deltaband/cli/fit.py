@@ -62,7 +62,7 @@ def plan(
         found = PredictionIntervals(rows.network, **settings).plan([(x, y)], n_rows=n_rows)
     engines = [
         {"engine": str(option), "memory_bytes": option.nbytes, "seconds": option.seconds}
-        | {"fits": option.nbytes <= found.memory, "chosen": option is found.chosen}
+        | {"fits": option.nbytes <= found.memory, "chosen": option == found.chosen}
         for option in found.options
     ]
     sizes = {"rows": n_rows, "parameters": found.problem.n_parameters, "memory_bytes": found.memory}
