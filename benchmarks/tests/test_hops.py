@@ -15,7 +15,7 @@ def test_a_call_passes_through_few_files(name):
     assert len(hops.files) <= most, f"{len(hops.files)} files, at most {most} are allowed: {', '.join(hops.files)}"
 
 
-@pytest.mark.parametrize("name", OPERATIONS.keys() - LIMITED)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in LIMITED])
 def test_a_call_without_a_limit_is_counted(name):
     assert measure(OPERATIONS[name]).functions > 0
 
