@@ -45,7 +45,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"deltaband\.(calibration|data|display|engines|fitting|network|storage)\..*"),
 ]
 OTHERS = """Any Axes BaseEstimator Callable DataFrame Engine Module ParameterChoice RegressorMixin Score Self Sequence
-Side SpectralCovariance Spectrum Tensor"""
+Side SpectralCovariance Spectrum Tensor XY"""
 nitpick_ignore = [("py:class", name) for name in OTHERS.split()]
 
 html_theme = "furo"

@@ -28,7 +28,7 @@ from sklearn.ensemble import GradientBoostingRegressor
 from torch import nn
 
 from deltaband import DeltabandWarning, Intervals, PredictionIntervals, metrics
-from deltaband.sklearn.estimators import BandRegressor
+from deltaband.sklearn import BandRegressor
 
 from . import data
 from .arguments import file_to_write, positive
