@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -112,7 +113,13 @@ def start(*arguments: object, folder: Path, python: list[str] | None = None, **e
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_heed_ctrl_c if os.name == "posix" else None,
     )
+
+
+def _heed_ctrl_c() -> None:
+    """A program that a shell runs in the background ignores Ctrl-C, and so do its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run(*arguments: object, folder: Path, **options) -> tuple[int, str, str]:
