@@ -34,8 +34,7 @@ from deltaband import (
     RandomProjection,
     RobustFrequentDirections,
 )
-from deltaband.engines import Engine, Problem, plan_fit
-from deltaband.engines.cost import largest
+from deltaband.engines import Engine, Problem, largest, plan_fit
 from experiments import data
 from experiments.rows import Rows
 

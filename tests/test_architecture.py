@@ -43,7 +43,7 @@ LAZY: dict[tuple[str, str], str] = {
     ("cli.output", "tqdm"): PROGRESS,
     ("cli.predict", ".report.page"): "only `deltaband report` needs it; the other commands start faster without",
     ("engines.directions", "scipy"): SLOW,
-    ("engines.gram", "scipy"): SLOW,
+    ("engines.exact", "scipy"): SLOW,
     ("engines.projection", "scipy"): SLOW,
     ("fitting.accumulator", "tqdm"): PROGRESS,
     ("fitting.accuracy", "scipy"): SLOW,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import tests.reference as reference
 from deltaband import DeltabandWarning, Exact
 from deltaband.engines import Known
-from deltaband.engines.gram import factorise
+from deltaband.engines.exact import factorise
 from tests.support.networks import batch
 
 SHAPES = [(60, 25), (25, 60), (30, 30)]

@@ -11,8 +11,7 @@ import pytest
 from deltaband import ArtefactError, PredictionIntervals
 from deltaband.cli.engines import engine as parse_engine
 from deltaband.cli.errors import Refusal, Usage
-from deltaband.engines import plan_fit, registered_engines
-from deltaband.engines.cost import Problem
+from deltaband.engines import Problem, plan_fit, registered_engines
 from tests.engines.contract import EngineContract
 from tests.support.commands import FIT, make_folder
 from tests.support.documents import ROOT, blocks

@@ -19,7 +19,7 @@ from deltaband import (
     RobustFrequentDirections,
 )
 from deltaband.data.batches import read
-from deltaband.engines import Problem, cost, exact, plan_fit
+from deltaband.engines import Problem, exact, plan_fit
 from deltaband.engines import plan as plans
 from tests.support.networks import in_threads, mlp, regression
 
@@ -147,11 +147,11 @@ def test_half_of_what_is_free_is_for_us_to_choose_and_all_of_it_for_the_user(mon
 def test_a_containers_limit_counts(tmp_path):
     for name, text in (("max", "1000\n"), ("current", "700\n"), ("stat", "anon 5\ninactive_file 200\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert cost._left_in_container(tmp_path) == 500
+    assert exact._left_in_container(tmp_path) == 500
     (tmp_path / "memory.max").write_text("max\n")
-    assert cost._left_in_container(tmp_path) == float("inf")
-    assert cost._left_in_container(tmp_path / "missing") == float("inf")
-    assert 0 < cost.free_memory() < 1e15
+    assert exact._left_in_container(tmp_path) == float("inf")
+    assert exact._left_in_container(tmp_path / "missing") == float("inf")
+    assert 0 < exact.free_memory() < 1e15
 
 
 def test_the_table_marks_the_choice_and_what_is_too_large():

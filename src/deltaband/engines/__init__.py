@@ -1,16 +1,15 @@
 """The engines: a stream of gradients in, a `Covariance` value out."""
 
-from .base import Accumulator, Covariance, Engine, concatenated, private, reduced, register, registered_engines, shared
-from .cost import Cost, Known, Problem
+from .base import Accumulator, Cost, Covariance, Engine, Known, concatenated, private, reduced, register, shared
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
-from .exact import Exact
+from .exact import Exact, free_memory
 from .nystrom import Nystrom
-from .plan import Option, Plan, plan_fit
+from .plan import Option, Plan, Problem, largest, plan_fit, registered_engines
 from .projection import RandomProjection
 from .spectral import SpectralCovariance, Spectrum
 
 __all__ = ["Exact", "FrequentDirections", "ImportantDirections", "Nystrom", "RandomProjection"]
 __all__ += ["RobustFrequentDirections", "importance", "magnitude"]
-__all__ += ["Option", "Plan", "Problem", "SpectralCovariance", "Spectrum", "plan_fit"]
+__all__ += ["Option", "Plan", "Problem", "SpectralCovariance", "Spectrum", "free_memory", "largest", "plan_fit"]
 __all__ += ["Accumulator", "Cost", "Covariance", "Engine", "Known", "registered_engines"]  # for engines of others
 __all__ += ["concatenated", "private", "reduced", "register", "shared"]

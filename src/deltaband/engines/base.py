@@ -11,24 +11,41 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from ..network.gradient_batch import GradientBatch
 from ..storage import encoding
-from .cost import Cost, Known, Problem
-from .gram import BLOCK_COLUMNS
 
 if TYPE_CHECKING:
+    from .plan import Problem
     from .spectral import SpectralCovariance, Spectrum
 
 Total = Callable[[np.ndarray], np.ndarray]  # an array -> its sum over several processes
 E = TypeVar("E", bound="type[Engine]")
 
 LARGEST_NDIM = 4  # of an array in an accumulator that processes add up
-_ENGINES: dict[str, type[Engine]] = {}
+BLOCK_COLUMNS = 256  # of a matrix that processes add up piece by piece
+ENGINES: dict[str, type[Engine]] = {}
+
+
+class Cost(NamedTuple):
+    """What an engine takes for a problem."""
+
+    nbytes: float  # at its peak, without the chunk of rows in progress
+    flops: float  # without the gradients
+    wants_rows: bool = True  # whether it asks for whole rows, or for inner products alone
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before the first row, as far as it is: it helps an engine, nothing more."""
+
+    n_rows: int | None = None
+    damping: float | None = None
+    sample: GradientBatch | None = None  # of `Engine.sample_size` rows, fewer where there are fewer
 
 
 @dataclass(frozen=True)
@@ -98,13 +115,8 @@ def register(cls: E) -> E:
     if not (is_dataclass(cls) and issubclass(cls, Engine) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise TypeError(f"an engine is a frozen dataclass derived from Engine, got {cls!r}")
     encoding.storable(cls)
-    _ENGINES[re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()] = cls
+    ENGINES[re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()] = cls
     return cls
-
-
-def registered_engines() -> dict[str, type[Engine]]:
-    """Return all engines by their names on the command line."""
-    return dict(_ENGINES)
 
 
 def reduced(how: Literal["sum", "max"], default: Any = None, *, upper_triangle: bool = False) -> Any:
@@ -208,19 +220,19 @@ class Accumulator(ABC):
         Returns:
             Whether that was possible; otherwise they have to be merged one by one.
         """
-        if self._declared("max", "concatenate", "private"):
+        if not self.is_sum(n_rows, n_parameters):
             return False
-        self.reduce_sums(total)
-        return True
-
-    def reduce_sums(self, total: Total) -> None:
-        """Replace every sum by its total over all processes."""
         for each in self._declared("sum"):
             value = getattr(self, each.name)
             if isinstance(each.default, int | float):
                 setattr(self, each.name, type(each.default)(total(np.array([value], dtype=np.float64))[0]))
             else:
                 setattr(self, each.name, _total(value, total, each.metadata["upper_triangle"]))
+        return True
+
+    def is_sum(self, n_rows: int, n_parameters: int) -> bool:
+        """Return whether `all_reduce` is possible."""
+        return not self._declared("max", "concatenate", "private")
 
     def sized_engine(self, size: int) -> Engine:
         """Return the settings with the size that was in fact taken, and at most `size`."""

@@ -9,21 +9,23 @@ is rotated onto its singular directions, k of them are kept, and each kept d² i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 
 from ..errors import warn
-from ..network.gradient_batch import GradientBatch
+from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_choice, check_memory, check_positive_int
-from . import gram as grams
-from .base import Accumulator, Engine, not_regular, private, reduced, register, shared
-from .cost import Cost, Known, Problem
+from .base import Accumulator, Cost, Engine, Known, not_regular, private, reduced, register, shared
+from .exact import add_gram, eigh, empty_gram
 from .spectral import PowerLawTail, SketchedCovariance, power_law
+
+if TYPE_CHECKING:
+    from .plan import Problem
 
 Score = Callable[[np.ndarray, float], np.ndarray]
 
@@ -210,7 +212,7 @@ class DirectionsSketch(Accumulator):
         if engine.compress:
             self._shrink(may_grow=False)
         B = self.buffer[: self.filled]
-        U, d = grams.left_singular(B, RELATIVE_ZERO)
+        U, d = left_singular(B, RELATIVE_ZERO)
         rounding = RELATIVE_ZERO**2 * float(d[0]) ** 2 if 0 < len(d) < full else 0.0
         if damping is not None and rounding > RELEVANT_ROUNDING * damping:  # directions that may exist, below rounding
             self.lost += rounding
@@ -220,7 +222,7 @@ class DirectionsSketch(Accumulator):
             raise not_regular(f"the sketch holds {len(d)} of {p} directions")
         added, tail = self._estimated_tail(d**2, full) if estimated else (None, None)
         directions = np.empty((len(d), p), dtype=B.dtype)
-        for where, columns in grams.float64_columns(B):  # rounded at the end: directions of small d stay orthogonal
+        for where, columns in float64_columns(B):  # rounded at the end: directions of small d stay orthogonal
             directions[:, where] = (U / d).T @ columns
         named_tail = f", tail={engine.tail!r}" if "tail=" in repr(engine) else ""
         covariance = SketchedCovariance(
@@ -279,7 +281,7 @@ class DirectionsSketch(Accumulator):
 
         assert self.buffer is not None
         B = self.buffer[: self.filled]
-        U, d = grams.left_singular(B, RELATIVE_ZERO)
+        U, d = left_singular(B, RELATIVE_ZERO)
         if len(d) < self.k:
             kept, scale = np.arange(len(d)), np.ones(len(d))
         elif may_grow and self._grow(d):
@@ -312,3 +314,22 @@ class DirectionsSketch(Accumulator):
         if self.k > before:
             self.buffer = np.concatenate([self.buffer, np.zeros((2 * (self.k - before), p), dtype=self.buffer.dtype)])
         return self.k > before
+
+
+def left_singular(B: np.ndarray, relative_zero: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return U (m, r) and the r non-zero singular values of B (m, p), largest first, through BBᵀ in float64."""
+    if len(B) == 0:
+        return np.zeros((0, 0)), np.zeros(0)
+    C = empty_gram(len(B))
+    for _, columns in float64_columns(B):
+        add_gram(C, columns, outer=True)
+    squared, U = eigh(C)
+    r = int((squared > relative_zero**2 * squared[0]).sum())
+    return U[:, :r], np.sqrt(squared[:r])
+
+
+def float64_columns(B: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield B in float64, some columns at a time, and which."""
+    width = max(1, CHUNK_BYTES // (8 * max(len(B), 1)))
+    for start in range(0, B.shape[1], width):
+        yield slice(start, start + width), B[:, start : start + width].astype(np.float64, order="C")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,11 +14,13 @@ from torch import Tensor
 
 from ..errors import SingularMatrixError, warn
 from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
-from . import gram as grams
-from .base import Accumulator, Covariance, Engine, Total, concatenated, not_regular, reduced, register, shared
-from .cost import Cost, Known, Problem, free_memory, square_bytes
+from .base import Accumulator, Cost, Covariance, Engine, Known, concatenated, not_regular, reduced, register, shared
 from .spectral import SpectralCovariance
 
+if TYPE_CHECKING:
+    from .plan import Problem
+
+BLOCK_COLUMNS = 256  # of a matrix that is copied piece by piece
 LARGEST_ROUNDING = 1e-2  # the part of 1 + q, the squared width of an interval, that may be rounding
 
 
@@ -70,12 +74,10 @@ class ExactRows(Accumulator):
         if self.kept and (self.gram is not None or self.n_rows >= self.kept[0].n_parameters):
             self._fold()
 
-    def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
-        if n_rows < n_parameters:
-            return False
-        self._fold()
-        self.reduce_sums(total)
-        return True
+    def is_sum(self, n_rows: int, n_parameters: int) -> bool:
+        if n_rows >= n_parameters:
+            self._fold()
+        return n_rows >= n_parameters
 
     def finalise(self, damping: float | None) -> Covariance:
         n_rows, matrix, kept, J = self.n_rows, self.gram, self.kept, None
@@ -90,7 +92,7 @@ class ExactRows(Accumulator):
         if damping is None:
             return EigenbasisCovariance.of(matrix, None, J)
         try:
-            return ExactCovariance(damping, matrix, *grams.factorise(matrix, damping), J)
+            return ExactCovariance(damping, matrix, *factorise(matrix, damping), J)
         except SingularMatrixError as error:
             what = f"JᵀJ + λI is singular to working precision with damping λ = {damping:.3g} ({error})"
             raise ValueError(f"{what}: give a larger damping or weight_decay") from error
@@ -98,12 +100,12 @@ class ExactRows(Accumulator):
     def _fold(self) -> None:
         for batch in self.kept:
             if self.gram is None:
-                self.gram = grams.empty(batch.n_parameters)
+                self.gram = empty_gram(batch.n_parameters)
             for block in batch.row_blocks():
                 # in memory that is used again and again: allocating it anew each time adds up
                 if self.scratch is None or self.scratch.shape[0] < len(block):
                     self.scratch = torch.empty(block.shape, dtype=torch.float64, device="cpu")
-                grams.add_gram(self.gram, self.scratch[: len(block)].copy_(block).numpy())
+                add_gram(self.gram, self.scratch[: len(block)].copy_(block).numpy())
         self.kept = []
 
 
@@ -127,8 +129,8 @@ class ExactCovariance(Covariance):
         return self.effective_size
 
     def variance(self, g: GradientBatch) -> np.ndarray:
-        z = grams.half_solve(self.matrix, _coordinates(g, self.J))
-        solved = _squared_norms(grams.half_solve(self.matrix, z, transposed=True))
+        z = half_solve(self.matrix, _coordinates(g, self.J))
+        solved = _squared_norms(half_solve(self.matrix, z, transposed=True))
         if self.J is not None:
             return solved
         h = _squared_norms(z)
@@ -139,7 +141,7 @@ class ExactCovariance(Covariance):
         return q
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
-        h = _squared_norms(grams.half_solve(self.matrix, _coordinates(g, self.J)))
+        h = _squared_norms(half_solve(self.matrix, _coordinates(g, self.J)))
         return h if self.J is None else np.maximum(g.squared_norms - h, 0.0) / self.damping
 
     def gram(self) -> np.ndarray:
@@ -170,14 +172,14 @@ class EigenbasisCovariance(SpectralCovariance):
     @classmethod
     def of(cls, M: np.ndarray, damping: float | None, J: GradientBatch | None = None) -> EigenbasisCovariance:
         """Decompose JᵀJ, or K where there is J, given in an upper triangle, in place."""
-        e, V = grams.eigh(M)
+        e, V = eigh(M)
         r = int((e > len(e) * np.finfo(np.float64).eps * e[0]).sum())  # the rest is rounding
         return cls(damping, e[:r], V[:, :r] if J is None else V[:, :r] / np.sqrt(e[:r]), J)
 
     def gram(self) -> np.ndarray:
         """Return JᵀJ to the last digits, in the upper triangle."""
-        M = grams.empty(len(self.W))
-        grams.add_gram(M, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)), outer=True)
+        M = empty_gram(len(self.W))
+        add_gram(M, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)), outer=True)
         return M
 
     def squared_projections(self, g: GradientBatch) -> np.ndarray:
@@ -195,10 +197,10 @@ def accumulated_fields(covariance: Covariance) -> dict[str, Any]:
 
 def _kernel(J: GradientBatch) -> np.ndarray:
     """Return K = JJᵀ, in the upper triangle."""
-    K = grams.empty(len(J))
+    K = empty_gram(len(J))
     if J.has_rows:
         for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
-            grams.add_gram(K, columns, outer=True)
+            add_gram(K, columns, outer=True)
         return K
     starts, rows = [0], 0  # the first of the blocks that are in memory at once
     for i, block in enumerate(J.blocks):
@@ -220,3 +222,108 @@ def _coordinates(g: GradientBatch, J: GradientBatch | None) -> np.ndarray:  # (p
 
 def _squared_norms(columns: np.ndarray) -> np.ndarray:  # (m, b) -> (b,)
     return np.einsum("ij,ij->j", columns, columns)
+
+
+def empty_gram(m: int) -> np.ndarray:
+    """Return an (m, m) float64 matrix of zeros in the order LAPACK works on in place."""
+    return np.zeros((m, m), order="F")
+
+
+def add_gram(M: np.ndarray, X: np.ndarray, outer: bool = False) -> None:
+    """M += XᵀX for X (b, m), or XXᵀ if `outer` for X (m, c), in the upper triangle and in place; X row by row."""
+    from scipy.linalg import blas
+
+    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=int(outer), lower=0, overwrite_c=1), M)
+
+
+def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return eigenvalues (m,) of M, largest first, and eigenvectors (m, m); from the upper triangle, and over it."""
+    from scipy import linalg
+
+    np.negative(M, out=M)  # LAPACK begins with the smallest
+    e, V = linalg.eigh(M, lower=False, driver="evd", overwrite_a=True, check_finite=False)
+    return np.maximum(-e, 0.0), V
+
+
+def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
+    """Put the Cholesky factor L of A = M + λI = LLᵀ below the diagonal and on it; M stays above it.
+
+    Returns:
+        The diagonal of M, m − ‖λA⁻¹‖²_F, and the relative rounding error of bᵀA⁻¹b.
+    """
+    from scipy.linalg import lapack
+
+    diagonal = M.diagonal().copy()
+    _factorise(M, diagonal + damping)
+    X, info = lapack.dpotri(M, lower=1, overwrite_c=1)  # A⁻¹ over the factor
+    if info:
+        raise SingularMatrixError(f"the factor has a zero at {info}")
+    _check_in_place(X, M)
+    below = sum(float(np.square(damping * X[j + 1 :, j]).sum()) for j in range(len(X)))
+    norm_squared = float(np.square(damping * X.diagonal()).sum()) + 2 * below
+    return diagonal, len(M) - norm_squared, _factorise(M, diagonal + damping)
+
+
+def half_solve(L: np.ndarray, B: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """Return Z = L⁻¹B, whose squared column norms are bᵀA⁻¹b, or L⁻ᵀB, which makes A⁻¹B of Z."""
+    from scipy.linalg import blas
+
+    return blas.dtrsm(1.0, L, B, lower=1, trans_a=int(transposed))
+
+
+def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
+    """Put the factor into the lower triangle; return the relative rounding error of bᵀA⁻¹b."""
+    from scipy.linalg import lapack
+
+    m = len(A)
+    for i in range(0, m, BLOCK_COLUMNS):
+        j = i + BLOCK_COLUMNS
+        A[j:, i:j] = A[i:j, j:].T
+        A[i:j, i:j] = np.triu(A[i:j, i:j]) + np.triu(A[i:j, i:j], 1).T
+    np.fill_diagonal(A, damped_diagonal)
+    norm = max(float(np.abs(A[:, j : j + BLOCK_COLUMNS]).sum(axis=0).max()) for j in range(0, m, BLOCK_COLUMNS))
+    L, info = lapack.dpotrf(A, lower=1, clean=0, overwrite_a=1)
+    if info:
+        raise SingularMatrixError(f"the leading minor of order {info} is not positive definite")
+    _check_in_place(L, A)
+    reciprocal_condition, _ = lapack.dpocon(L, norm, uplo="L")
+    if reciprocal_condition < m * np.finfo(np.float64).eps:
+        raise SingularMatrixError(f"its reciprocal condition number is {reciprocal_condition:.1e}")
+    return float(np.finfo(np.float64).eps / reciprocal_condition)
+
+
+def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
+    """SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result."""
+    assert np.shares_memory(result, matrix), "LAPACK worked on a copy"
+
+
+def square_bytes(m: int, damped: bool) -> float:
+    """Return the bytes of a square matrix in float64, factorised in place; LAPACK's eigenvectors take three."""
+    return 8.0 * m * m * (1 if damped else 3)
+
+
+def free_memory() -> float:
+    """Return the bytes that are available without swapping; 4 GiB where the system does not say."""
+    try:
+        free = 1024 * _entry(Path("/proc/meminfo"), "MemAvailable:")
+    except (OSError, StopIteration, ValueError):
+        try:
+            free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+        except (OSError, ValueError, AttributeError):
+            return 4 * 2**30
+    return min(free, _left_in_container())
+
+
+def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return what a container's limit leaves; its file cache can be dropped."""
+    try:
+        limit, used = (float((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        return max(limit - used + _entry(folder / "memory.stat", "inactive_file", 0.0), 0.0)
+    except (OSError, ValueError):  # no container, no limit ("max"), or another system
+        return float("inf")
+
+
+def _entry(path: Path, name: str, *default: float) -> float:
+    """Return the number after a name at the beginning of a line."""
+    lines = map(str.split, path.read_text().splitlines())
+    return next((float(words[1]) for words in lines if words[:1] == [name]), *default)

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from ..network.gradient_batch import GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_choice, check_positive_int, check_seed
-from . import gram as grams
-from .base import Accumulator, Engine, not_regular, reduced, register, shared
-from .cost import Cost, Known, Problem
+from .base import Accumulator, Cost, Engine, Known, not_regular, reduced, register, shared
+from .exact import add_gram, eigh, empty_gram
 from .spectral import SpectralCovariance, effective
+
+if TYPE_CHECKING:
+    from .plan import Problem
 
 RELATIVE_ZERO = 1e-12  # of the largest eigenvalue of GGᵀ: below is rounding, such as between equal landmarks
 RELEVANT_ROUNDING = 0.1  # of λ
@@ -95,7 +97,7 @@ class Nystrom(Engine):
             return candidates.between(0, m)
         # λ need not be known, and a sum over fewer rows would want another. The tail beyond m/2 directions as the
         # ridge (Musco & Musco 2017) makes the leverages Σⱼ u²ᵢⱼcⱼ/(cⱼ + ridge) sum up to at most m.
-        c, U = grams.eigh(np.asfortranarray(candidates.inner(candidates)))
+        c, U = eigh(np.asfortranarray(candidates.inner(candidates)))
         half = max(m // 2, 1)
         leverages = np.square(U) @ (c / (c + c[half:].sum() / half + np.finfo(float).tiny))
         # The smallest of exponential variables with these rates are a draw without replacement.
@@ -120,7 +122,7 @@ class Basis:
 
     @staticmethod
     def of(landmarks: GradientBatch) -> Basis:
-        c, U = grams.eigh(np.asfortranarray(landmarks.inner(landmarks)))
+        c, U = eigh(np.asfortranarray(landmarks.inner(landmarks)))
         kept = c > RELATIVE_ZERO * c[0]
         return Basis(landmarks, U[:, kept] / np.sqrt(c[kept]))
 
@@ -159,9 +161,9 @@ class NystromSums(Accumulator):
     def update(self, g: GradientBatch) -> None:
         phi = self.basis.coordinates(g)
         if self.gram is None:
-            self.gram = grams.empty(phi.shape[1])
+            self.gram = empty_gram(phi.shape[1])
         if phi.size:
-            grams.add_gram(self.gram, phi)
+            add_gram(self.gram, phi)
         rho = g.squared_norms - np.square(phi).sum(axis=1)
         self.n_rows += len(g)
         self.energy += float(g.squared_norms.sum())
@@ -196,7 +198,7 @@ class NystromSums(Accumulator):
         tail = ResidualSpectrum(unseen, squares, self.pairs * max(n - m, 0) ** 2, n, rank=min(n_outside, p - r))
         added = tail if self.engine.tail == "estimate" and unseen > 0 else None
         seen, numbers = 1 - unseen / self.energy if unseen else 1.0, self.numbers()
-        e, Q = grams.eigh(self.gram)
+        e, Q = eigh(self.gram)
         self.clear()
         rotated = Basis(basis.landmarks, basis.T @ Q)
         return NystromCovariance(damping, e, rotated, tail, seen, added_tail=added, accumulated=numbers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from timeit import timeit
@@ -9,9 +11,8 @@ from timeit import timeit
 import numpy as np
 
 from ..storage.encoding import storable
-from .base import Engine, registered_engines
-from .cost import Problem, free_memory, largest
-from .exact import Exact
+from .base import ENGINES, Engine
+from .exact import Exact, free_memory
 from .nystrom import Nystrom
 from .projection import RandomProjection
 
@@ -20,6 +21,34 @@ SMALLEST_AUTO_SIZE, LARGEST_AUTO_SIZE = 32, 4096
 LONGEST_EXACT_SECONDS = 3600.0  # after which an approximation is preferred to the exact method
 # how much longer a projection may take than landmarks: this many times, and some seconds
 SLOWDOWN_ALLOWED, SLOWDOWN_ALLOWED_SECONDS = 3.0, 600.0
+
+
+@storable
+@dataclass(frozen=True)
+class Problem:
+    """The sizes that the memory and time of an engine depend on, known before the first row."""
+
+    n_rows: int | None
+    n_parameters: int
+    itemsize: int  # bytes of a number in a gradient
+    factor_bytes: int  # of one row's gradient, layer by layer
+    input_bytes: int  # of one row's input
+    inner_flops: float = 0.0  # of an inner product of two rows' gradients; 0: as many as there are factors
+    row_seconds: float = 0.0  # to compute one row's gradient
+    damped: bool = True  # whether λ is known
+    reiterable: bool = True  # whether the data can be read twice
+    recomputed: bool = False  # whether only the inputs of rows are kept, and their gradients computed again
+
+    @property
+    def product_flops(self) -> float:
+        """The cost of an inner product of two rows."""
+        return self.inner_flops or 2.0 * self.factor_bytes / self.itemsize
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """What recomputing rows takes: a copy of the weights, and the factors of some rows that meet some others."""
+        weights = self.n_parameters * self.itemsize
+        return weights + max(min(256 * 2**20, 128 * self.factor_bytes), 4 * self.factor_bytes)
 
 
 @storable
@@ -68,7 +97,7 @@ class Plan:
         given = [] if engine is None or engine.is_exact else [Option(engine, problem)]
         exact = _exact(engine if engine is not None and engine.is_exact else Exact(), problem, memory)
         preferred: list[type[Engine]] = [Nystrom, RandomProjection]
-        others = [cls for cls in registered_engines().values() if cls.is_planned and cls not in preferred]
+        others = [cls for cls in ENGINES.values() if cls.is_planned and cls not in preferred]
         sized = [option for cls in (*preferred, *others) for option in _largest(cls, problem, memory / 2)]
         return (*given, *exact, *sized)
 
@@ -85,6 +114,11 @@ class Plan:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def registered_engines() -> dict[str, type[Engine]]:
+    """Return all engines by their names on the command line."""
+    return dict(ENGINES)
 
 
 def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | None = None) -> Plan:
@@ -134,6 +168,11 @@ def _largest(cls: type[Engine], problem: Problem, budget: float) -> list[Option]
     size = largest(lambda size: sized(size).engine.cost(problem).nbytes <= budget, most)
     usable = size >= SMALLEST_AUTO_SIZE and (problem.reiterable or not sized(size).engine.sample_size)
     return [sized(size)] if usable else []
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest size up to `most` that fits, where whatever is smaller fits too; 0 if none does."""
+    return bisect.bisect_left(range(1, most + 1), True, key=lambda size: not fits(size))
 
 
 @cache

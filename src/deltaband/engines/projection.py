@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -22,10 +22,12 @@ import torch
 from ..network.gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_seed, is_whole_number
-from .base import Covariance, Engine, Total, not_regular, reduced, register
-from .cost import Cost, Known, Problem
+from .base import Cost, Covariance, Engine, Known, not_regular, reduced, register
 from .exact import Exact, ExactRows, accumulated_fields
 from .spectral import SpectralCovariance
+
+if TYPE_CHECKING:
+    from .plan import Problem
 
 ENTRIES_PER_COLUMN = 4  # one has six times the error of q, two are nearly as good; eight or sixteen gain nothing
 COLUMNS_AT_ONCE = 10_000
@@ -96,9 +98,9 @@ class ProjectedRows(ExactRows):
         if len(p) > 1:
             raise ValueError(f"projections of different numbers of parameters cannot be merged: {min(p)} and {max(p)}")
 
-    def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
+    def is_sum(self, n_rows: int, n_parameters: int) -> bool:
         self.n_parameters = n_parameters
-        return super().all_reduce(total, n_rows, min(self.engine.dim, n_parameters))
+        return super().is_sum(n_rows, min(self.engine.dim, n_parameters))
 
     def finalise(self, damping: float | None) -> Covariance:
         S, full_rank = self._projection(), min(self.n_rows, self.n_parameters)

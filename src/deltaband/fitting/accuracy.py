@@ -18,8 +18,7 @@ import numpy as np
 
 from ..data.inputs import Inputs
 from ..data.row_record import Sample
-from ..engines import Engine, Exact, Known, Problem
-from ..engines.cost import largest
+from ..engines import Engine, Exact, Known, Problem, largest
 from ..errors import DeltabandWarning
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.model_copy import plain_autograd

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.row_record import RowSample
-from ..engines.cost import free_memory
+from ..engines import free_memory
 from ..errors import DistributedFitError, EmptyDataError
 from ..network.network import Network, network_hook, network_maker
 from ..storage import container

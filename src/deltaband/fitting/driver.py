@@ -15,8 +15,7 @@ import numpy as np
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
-from ..engines import Engine, Known, Plan, Problem, plan_fit
-from ..engines.cost import free_memory
+from ..engines import Engine, Known, Plan, Problem, free_memory, plan_fit
 from ..errors import EmptyDataError, warn
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.model_copy import plain_autograd

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ..damping import Damping
 from ..data.batches import Batches, read
 from ..data.inputs import Inputs
-from ..engines import Engine
-from ..engines.cost import free_memory
+from ..engines import Engine, free_memory
 from ..errors import warn
 from ..network.cache import ModelCopyCache
 from ..network.model_copy import ParameterChoice
