@@ -42,15 +42,12 @@ class Calibration:
 
     def warnings(self) -> list[str]:
         if self.seen_share > share_by_chance(self.repeated_share, self.n_rows) + EXCESS_SEEN_SHARE:
-            return [
-                f"{self.seen_share:.0%} of the calibration rows were training rows ({self.repeated_share:.0%} would be "
-                "by chance): the intervals will be too narrow; calibrate on rows that the network was not trained on"
-            ]
+            what = f"{self.seen_share:.0%} of the calibration rows were training rows ({self.repeated_share:.0%} would"
+            advice = "the intervals will be too narrow; calibrate on rows that the network was not trained on"
+            return [f"{what} be by chance): {advice}"]
         if self.drift_p_value < DRIFT_P_VALUE:
-            return [
-                "the calibration rows do not look like the training rows (their leverages differ, p = "
-                f"{self.drift_p_value:.1g}): the guarantee is for new rows that are like the calibration rows"
-            ]
+            what = f"do not look like the training rows (their leverages differ, p = {self.drift_p_value:.1g})"
+            return [f"the calibration rows {what}: the guarantee is for new rows that are like the calibration rows"]
         return []
 
     @property
@@ -72,14 +69,13 @@ def calibrate(
 ) -> Calibration:
     """Return the calibration of fits, each with its network, on the rows of `batches`."""
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
-    functions = map(_row_function, fits, covariances, scales)
+    functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]
     r, answers, hashes = _evaluate(list(zip(fits, networks, functions, strict=True)), batches, residuals)
     formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
     of_outputs = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
-    n, m = r.shape
     if not joint:
         conformal = EachOutput(tuple(map(ConformalScale.fit, r.T, q, of_outputs)))
-        after = float(np.mean([cross_calibrated_score(r[:, o], q[o], of_outputs[o], seed) for o in range(m)]))
+        after = float(np.mean(list(map(partial(cross_calibrated_score, seed=seed), r.T, q, of_outputs))))
     else:
         conformal, after = AllOutputs.fit(r, q, of_outputs, seed), np.nan
     half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
@@ -91,10 +87,12 @@ def calibrate(
         conformal,
         score_before=float(interval_scores(r, -half, half, SCORE_LEVEL).mean()),
         score_after=after,
-        drift_p_value=min(1.0, m * min(p_values)) if p_values else np.nan,  # Bonferroni: there are m tests
+        drift_p_value=min(1.0, r.shape[1] * min(p_values))
+        if p_values
+        else np.nan,  # Bonferroni: a test for each output
         seen_share=fits[0].seen.share(hashes),
         repeated_share=fits[0].seen.repeated,
-        n_rows=n,
+        n_rows=len(r),
     )
 
 
@@ -108,15 +106,10 @@ def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
     return fit.covariance, Scales.single(fit.covariance.damping)
 
 
-def _row_function(fit: Fit, covariance: Covariance, scales: Scales) -> RowFunction:
-    """Return the function that gives q by the formula, the leverage, and q under every λ of the scales."""
-    reference = fit.reference
-
-    def evaluate(g: GradientBatch) -> np.ndarray:  # (b, 2 + L)
-        formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
-        return np.column_stack([formula, reference.leverage(g), covariance.variances(g, scales.dampings)])
-
-    return evaluate
+def _answers(fit: Fit, covariance: Covariance, scales: Scales, g: GradientBatch) -> np.ndarray:  # (b, 2 + L)
+    """Return q by the formula, the leverage, and q under every λ of the scales."""
+    formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
+    return np.column_stack([formula, fit.reference.leverage(g), covariance.variances(g, scales.dampings)])
 
 
 def _evaluate(

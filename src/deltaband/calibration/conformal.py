@@ -41,8 +41,8 @@ class Scales:
     prior: np.ndarray  # (C,) −log of the prior weight
 
     @classmethod
-    def single(cls, damping: float) -> Self:
-        return cls(np.array([damping]), np.array([0]), np.array([1.0]), np.array([0.0]))
+    def single(cls, damping: float, b: float = 1.0) -> Self:
+        return cls(np.array([damping]), np.array([0]), np.array([b]), np.array([0.0]))
 
     @classmethod
     def grid(cls, eigenvalues: np.ndarray, n_rows: int) -> Self:
@@ -51,7 +51,7 @@ class Scales:
         The prior is centred on the typical damping, ± a decade, and on as much variance as noise, ± a factor e.
         """
         if len(eigenvalues) == 0:  # a sketch that holds nothing: only the constant width is left
-            return cls(np.array([1.0]), np.array([0]), np.array([0.0]), np.array([0.0]))
+            return cls.single(1.0, b=0.0)
         e = eigenvalues[:, None]
         dampings = RELATIVE_DAMPINGS * eigenvalues[0]
         average = np.square(e / (e + dampings)).sum(axis=0) / n_rows  # of q over the training rows
@@ -113,7 +113,7 @@ class ConformalScale:
         return self.unit * self.absolute[:, self.best]
 
     def scale(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> σ(x), (rows,)
-        return np.sqrt(self.scales.squared(q)[:, self.best]) if len(q) else np.zeros(0)
+        return np.sqrt(self.scales.squared(q)[:, self.best])
 
     def quantile(self, level: float) -> float:
         return float(_quantiles(self.standardised, (level,))[0])
@@ -170,9 +170,7 @@ class EachOutput:
     def n_rows(self) -> int:
         return self.outputs[0].n_rows
 
-    def bounds(
-        self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side
-    ) -> Bounds:  # (rows, m, levels) each
+    def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> Bounds:  # (rows, m, levels)
         bounds = [output.bounds(of_output, levels, side) for output, of_output in zip(self.outputs, q, strict=True)]
         return np.stack([low for low, _ in bounds], axis=1), np.stack([high for _, high in bounds], axis=1)
 
@@ -205,9 +203,7 @@ class AllOutputs(EachOutput):
     def n_rows(self) -> int:
         return len(self.scores["both"])
 
-    def bounds(
-        self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side
-    ) -> Bounds:  # (rows, m, levels) each
+    def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> Bounds:  # (rows, m, levels)
         return _two_bounds((self.scale(q) * self.units)[:, :, None] * _quantiles(self.scores[side], levels), side)
 
 
