@@ -70,30 +70,30 @@ def calibrate(
     """Return the calibration of fits, each with its network, on the rows of `batches`."""
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
     functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]
-    r, answers, hashes = _evaluate(list(zip(fits, networks, functions, strict=True)), batches, residuals)
+    parts, triples = [], list(zip(fits, networks, functions, strict=True))
+    for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
+        rows = [evaluate_rows(network, x, function, fit.rows_at_once, first) for fit, network, function in triples]
+        of_outputs = [of_fit[:, o] for _, of_fit in rows for o in range(of_fit.shape[1])]  # each (b, 2 + L)
+        r = residuals(np.concatenate([outputs for outputs, _ in rows], axis=1), targets)
+        parts.append((r, pair_hashes(networks[0].prepare(x), targets), *of_outputs))
+    if not parts:
+        raise ValueError("the calibration data are empty (a generator can be read only once)")
+    r, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
     formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
-    of_outputs = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
+    candidates = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
     if not joint:
-        conformal = EachOutput(tuple(map(ConformalScale.fit, r.T, q, of_outputs)))
-        after = float(np.mean(list(map(partial(cross_calibrated_score, seed=seed), r.T, q, of_outputs))))
+        conformal = EachOutput(tuple(map(ConformalScale.fit, r.T, q, candidates)))
+        after = float(np.mean(list(map(partial(cross_calibrated_score, seed=seed), r.T, q, candidates))))
     else:
-        conformal, after = AllOutputs.fit(r, q, of_outputs, seed), np.nan
+        conformal, after = AllOutputs.fit(r, q, candidates, seed), np.nan
     half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
+    before = float(interval_scores(r, -half, half, SCORE_LEVEL).mean())
     training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
     p_values = list(map(drift_p_value, training, h))
-    return Calibration(
-        covariances,
-        scales,
-        conformal,
-        score_before=float(interval_scores(r, -half, half, SCORE_LEVEL).mean()),
-        score_after=after,
-        drift_p_value=min(1.0, r.shape[1] * min(p_values))
-        if p_values
-        else np.nan,  # Bonferroni: a test for each output
-        seen_share=fits[0].seen.share(hashes),
-        repeated_share=fits[0].seen.repeated,
-        n_rows=len(r),
-    )
+    drift = min(1.0, r.shape[1] * min(p_values)) if p_values else np.nan  # Bonferroni: a test for each output
+    seen = fits[0].seen
+    scores = (before, after, drift, seen.share(hashes), seen.repeated)
+    return Calibration(covariances, scales, conformal, *scores, n_rows=len(r))
 
 
 def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
@@ -110,22 +110,6 @@ def _answers(fit: Fit, covariance: Covariance, scales: Scales, g: GradientBatch)
     """Return q by the formula, the leverage, and q under every λ of the scales."""
     formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
     return np.column_stack([formula, fit.reference.leverage(g), covariance.variances(g, scales.dampings)])
-
-
-def _evaluate(
-    fits: list[tuple[Fit, Network, RowFunction]], batches: Batches, residuals: Residuals
-) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Return the residuals (n, m), the values of the functions for each output, (n, 2 + L), and the hashes (n,)."""
-    parts, (first_fit, network, _) = [], fits[0]
-    for x, targets, first in batches.chunks(lambda x: max(network.chunk_rows(x), first_fit.rows_at_once)):
-        evaluated = [evaluate_rows(each, x, function, fit.rows_at_once, first) for fit, each, function in fits]
-        r = residuals(np.concatenate([outputs for outputs, _ in evaluated], axis=1), targets)
-        answers = [answer[:, o] for _, answer in evaluated for o in range(answer.shape[1])]
-        parts.append((r, pair_hashes(network.prepare(x), targets), *answers))
-    if not parts:
-        raise ValueError("the calibration data are empty (a generator can be read only once)")
-    r, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return r, answers, hashes
 
 
 def cross_calibrated_score(residuals: np.ndarray, q: np.ndarray, scales: Scales, seed: int) -> float:

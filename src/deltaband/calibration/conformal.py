@@ -97,10 +97,6 @@ class ConformalScale:
         return cls(scales, unit, np.sort(signed, axis=0), absolute, sum_squares, log_weight, best)
 
     @property
-    def n_rows(self) -> int:
-        return len(self.signed)
-
-    @property
     def damping(self) -> float:  # of the best candidate, as what follows
         return float(self.scales.dampings[self.scales.damping_index[self.best]])
 
@@ -138,7 +134,7 @@ class ConformalScale:
 
     def _chosen_between(self, squared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (rows, C) -> (rows, C) twice
         """Return t₋ and t₊, between which a candidate is the lowest of the lines a + d·t; inf and 0 if it never is."""
-        weight = np.exp((self.log_weight + np.log(squared)) / (self.n_rows + 1))
+        weight = np.exp((self.log_weight + np.log(squared)) / (len(self.signed) + 1))
         a, d = self.sum_squares * weight, weight / squared
         rise = a[:, None, :] - a[:, :, None]  # [row, c, other]
         slope = d[:, :, None] - d[:, None, :]
@@ -168,7 +164,7 @@ class EachOutput:
 
     @property
     def n_rows(self) -> int:
-        return self.outputs[0].n_rows
+        return len(self.outputs[0].signed)
 
     def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> Bounds:  # (rows, m, levels)
         bounds = [output.bounds(of_output, levels, side) for output, of_output in zip(self.outputs, q, strict=True)]

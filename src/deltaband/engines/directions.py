@@ -21,7 +21,7 @@ from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_choice, check_memory, check_positive_int
 from .base import Accumulator, Cost, Engine, Known, not_regular, private, reduced, register, shared
-from .exact import add_gram, eigh, empty_gram
+from .exact import add_gram, eigh
 from .spectral import PowerLawTail, SketchedCovariance, power_law
 
 if TYPE_CHECKING:
@@ -184,8 +184,7 @@ class DirectionsSketch(Accumulator):
     def check_mergeable(self, other: Self) -> None:
         if self.engine.needs_damping and self.damping != other.damping:
             raise ValueError(f"sketches made with different λ cannot be merged: {self.damping} and {other.damping}")
-        mine, theirs = self.engine.tail, other.engine.tail
-        if mine != theirs:
+        if (mine := self.engine.tail) != (theirs := other.engine.tail):
             raise ValueError(f"sketches of different tail cannot be merged: {mine!r} and {theirs!r}")
 
     def merge(self, other: Self) -> None:
@@ -212,7 +211,7 @@ class DirectionsSketch(Accumulator):
         if engine.compress:
             self._shrink(may_grow=False)
         B = self.buffer[: self.filled]
-        U, d = left_singular(B, RELATIVE_ZERO)
+        U, d = _left_singular(B)
         rounding = RELATIVE_ZERO**2 * float(d[0]) ** 2 if 0 < len(d) < full else 0.0
         if damping is not None and rounding > RELEVANT_ROUNDING * damping:  # directions that may exist, below rounding
             self.lost += rounding
@@ -222,25 +221,15 @@ class DirectionsSketch(Accumulator):
             raise not_regular(f"the sketch holds {len(d)} of {p} directions")
         added, tail = self._estimated_tail(d**2, full) if estimated else (None, None)
         directions = np.empty((len(d), p), dtype=B.dtype)
-        for where, columns in float64_columns(B):  # rounded at the end: directions of small d stay orthogonal
+        for where, columns in _float64_columns(B):  # rounded at the end: directions of small d stay orthogonal
             directions[:, where] = (U / d).T @ columns
         named_tail = f", tail={engine.tail!r}" if "tail=" in repr(engine) else ""
-        covariance = SketchedCovariance(
-            damping,
-            eigenvalues=d**2 + (shift if added is None else added),
-            directions=torch.from_numpy(directions),
-            squared=d**2,
-            floor=shift if added is None else 0.0,
-            name=f"{type(engine).__name__}, rank {min(self.k, full):,} ({len(d):,} directions held){named_tail}",
-            energy=self.energy,
-            lost=self.lost,
-            full_rank=full,
-            added=added,
-            added_tail=tail,
-            accumulated=self.numbers(),
-        )
+        name = f"{type(engine).__name__}, rank {min(self.k, full):,} ({len(d):,} directions held){named_tail}"
+        e, floor = (d**2 + shift, shift) if added is None else (d**2 + added, 0.0)
+        sketch = (torch.from_numpy(directions), d**2, name, self.energy, self.lost, full, added)
+        numbers = self.numbers()
         self.clear()
-        return covariance
+        return SketchedCovariance(damping, e, *sketch, floor=floor, added_tail=tail, accumulated=numbers)
 
     def _estimated_tail(self, squared: np.ndarray, full: int) -> tuple[np.ndarray, PowerLawTail | None]:  # (r,)
         """Return what each held direction gets back, and the eigenvalues along all others: ‖J‖²_F − Σd² in all.
@@ -281,7 +270,7 @@ class DirectionsSketch(Accumulator):
 
         assert self.buffer is not None
         B = self.buffer[: self.filled]
-        U, d = left_singular(B, RELATIVE_ZERO)
+        U, d = _left_singular(B)
         if len(d) < self.k:
             kept, scale = np.arange(len(d)), np.ones(len(d))
         elif may_grow and self._grow(d):
@@ -316,19 +305,17 @@ class DirectionsSketch(Accumulator):
         return self.k > before
 
 
-def left_singular(B: np.ndarray, relative_zero: float) -> tuple[np.ndarray, np.ndarray]:
+def _left_singular(B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return U (m, r) and the r non-zero singular values of B (m, p), largest first, through BBᵀ in float64."""
-    if len(B) == 0:
-        return np.zeros((0, 0)), np.zeros(0)
-    C = empty_gram(len(B))
-    for _, columns in float64_columns(B):
+    C = np.zeros((len(B), len(B)), order="F")
+    for _, columns in _float64_columns(B):
         add_gram(C, columns, outer=True)
-    squared, U = eigh(C)
-    r = int((squared > relative_zero**2 * squared[0]).sum())
+    squared, U = eigh(C) if len(B) else (np.zeros(0), C)
+    r = int((squared > RELATIVE_ZERO**2 * squared.max(initial=0.0)).sum())
     return U[:, :r], np.sqrt(squared[:r])
 
 
-def float64_columns(B: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+def _float64_columns(B: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield B in float64, some columns at a time, and which."""
     width = max(1, CHUNK_BYTES // (8 * max(len(B), 1)))
     for start in range(0, B.shape[1], width):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .plan import Problem
 
 BLOCK_COLUMNS = 256  # of a matrix that is copied piece by piece
+FACTOR_BYTES, EIGENVECTOR_BYTES = 8.0, 24.0  # of an entry: LAPACK factorises in place, its eigenvectors take three
 LARGEST_ROUNDING = 1e-2  # the part of 1 + q, the squared width of an interval, that may be rounding
 
 
@@ -44,7 +45,8 @@ class Exact(Engine):
         kept = n_kept * (problem.input_bytes if problem.recomputed else problem.factor_bytes)
         products = size**2 * problem.product_flops / 2 if dual else (n or p) * p**2
         flops = products + (2.0 if problem.damped else 10.0) * size**3
-        return Cost(square_bytes(size, problem.damped) + kept, flops, wants_rows=n is not None and n >= p)
+        matrix = (FACTOR_BYTES if problem.damped else EIGENVECTOR_BYTES) * size**2
+        return Cost(matrix + kept, flops, wants_rows=n is not None and n >= p)
 
     def start(self, known: Known = Known()) -> ExactRows:
         return ExactRows(self, expected_rows=known.n_rows or 0)
@@ -99,13 +101,11 @@ class ExactRows(Accumulator):
 
     def _fold(self) -> None:
         for batch in self.kept:
-            if self.gram is None:
-                self.gram = empty_gram(batch.n_parameters)
             for block in batch.row_blocks():
                 # in memory that is used again and again: allocating it anew each time adds up
                 if self.scratch is None or self.scratch.shape[0] < len(block):
                     self.scratch = torch.empty(block.shape, dtype=torch.float64, device="cpu")
-                add_gram(self.gram, self.scratch[: len(block)].copy_(block).numpy())
+                self.gram = add_gram(self.gram, self.scratch[: len(block)].copy_(block).numpy())
         self.kept = []
 
 
@@ -151,7 +151,7 @@ class ExactCovariance(Covariance):
 
     def eigendecomposed(self) -> SpectralCovariance:
         m, free = len(self.matrix), free_memory()
-        needed = square_bytes(m, damped=False)
+        needed = EIGENVECTOR_BYTES * m**2
         if needed > free:  # a factor shares the memory of its matrix, eigenvectors do not
             what = f"eigenvectors of a {m:,} × {m:,} matrix take {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free"
             raise MemoryError(f"{what}: calibrate with tune=False, which needs none, or fit with a smaller engine")
@@ -178,9 +178,7 @@ class EigenbasisCovariance(SpectralCovariance):
 
     def gram(self) -> np.ndarray:
         """Return JᵀJ to the last digits, in the upper triangle."""
-        M = empty_gram(len(self.W))
-        add_gram(M, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)), outer=True)
-        return M
+        return add_gram(None, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)), outer=True)
 
     def squared_projections(self, g: GradientBatch) -> np.ndarray:
         return (_coordinates(g, self.J).T @ self.W) ** 2
@@ -197,10 +195,10 @@ def accumulated_fields(covariance: Covariance) -> dict[str, Any]:
 
 def _kernel(J: GradientBatch) -> np.ndarray:
     """Return K = JJᵀ, in the upper triangle."""
-    K = empty_gram(len(J))
+    K = np.zeros((len(J), len(J)), order="F")
     if J.has_rows:
         for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
-            add_gram(K, columns, outer=True)
+            K = add_gram(K, columns, outer=True)
         return K
     starts, rows = [0], 0  # the first of the blocks that are in memory at once
     for i, block in enumerate(J.blocks):
@@ -224,16 +222,16 @@ def _squared_norms(columns: np.ndarray) -> np.ndarray:  # (m, b) -> (b,)
     return np.einsum("ij,ij->j", columns, columns)
 
 
-def empty_gram(m: int) -> np.ndarray:
-    """Return an (m, m) float64 matrix of zeros in the order LAPACK works on in place."""
-    return np.zeros((m, m), order="F")
-
-
-def add_gram(M: np.ndarray, X: np.ndarray, outer: bool = False) -> None:
-    """M += XᵀX for X (b, m), or XXᵀ if `outer` for X (m, c), in the upper triangle and in place; X row by row."""
+def add_gram(M: np.ndarray | None, X: np.ndarray, outer: bool = False) -> np.ndarray:
+    """Return M + XᵀX for X (b, m), or M + XXᵀ if `outer` for X (m, c): upper triangles, in the memory of M."""
     from scipy.linalg import blas
 
-    _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=int(outer), lower=0, overwrite_c=1), M)
+    if M is None:
+        m = X.shape[0 if outer else 1]
+        M = np.zeros((m, m), order="F")  # the order LAPACK works on in place
+    if X.size:
+        _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=int(outer), lower=0, overwrite_c=1), M)
+    return M
 
 
 def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -295,11 +293,6 @@ def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
 def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
     """SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result."""
     assert np.shares_memory(result, matrix), "LAPACK worked on a copy"
-
-
-def square_bytes(m: int, damped: bool) -> float:
-    """Return the bytes of a square matrix in float64, factorised in place; LAPACK's eigenvectors take three."""
-    return 8.0 * m * m * (1 if damped else 3)
 
 
 def free_memory() -> float:

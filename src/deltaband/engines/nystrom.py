@@ -19,7 +19,7 @@ from ..network.gradient_batch import GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_choice, check_positive_int, check_seed
 from .base import Accumulator, Cost, Engine, Known, not_regular, reduced, register, shared
-from .exact import add_gram, eigh, empty_gram
+from .exact import add_gram, eigh
 from .spectral import SpectralCovariance, effective
 
 if TYPE_CHECKING:
@@ -81,7 +81,10 @@ class Nystrom(Engine):
         spare = max(len(sample) - self.landmarks, 0)
         n_probes = min(PROBE_ROWS, spare if self.choose == "random" else spare // 2) if self.tail == "estimate" else 0
         n_candidates = len(sample) - n_probes
-        basis = Basis.of(self.choose_landmarks(sample.between(0, n_candidates)))
+        landmarks = self.choose_landmarks(sample.between(0, n_candidates))
+        c, U = eigh(np.asfortranarray(landmarks.inner(landmarks)))
+        kept = c > RELATIVE_ZERO * c[0]
+        basis = Basis(landmarks, U[:, kept] / np.sqrt(c[kept]))
         if n_probes < 2:
             return NystromSums(self, basis=basis)
         g = sample.between(n_candidates, len(sample))
@@ -120,14 +123,7 @@ class Basis:
     landmarks: GradientBatch
     T: np.ndarray  # (m, r) Uc^(−1/2)
 
-    @staticmethod
-    def of(landmarks: GradientBatch) -> Basis:
-        c, U = eigh(np.asfortranarray(landmarks.inner(landmarks)))
-        kept = c > RELATIVE_ZERO * c[0]
-        return Basis(landmarks, U[:, kept] / np.sqrt(c[kept]))
-
-    def coordinates(self, g: GradientBatch) -> np.ndarray:  # (b, r)
-        """Return φ."""
+    def coordinates(self, g: GradientBatch) -> np.ndarray:  # φ, (b, r)
         return g.inner(self.landmarks) @ self.T
 
     def spans(self, other: Basis) -> bool:
@@ -137,11 +133,6 @@ class Basis:
             return G is H
         both = np.stack([G.inner(H).diagonal(), H.squared_norms])
         return bool(np.allclose(both, G.squared_norms, rtol=1e-9, atol=0.0))
-
-    def seen_from(self, other: Basis, gram: np.ndarray) -> np.ndarray:  # (r, r) twice
-        """Return a matrix given in coordinates of another basis of the same span, by its upper triangle."""
-        R = self.coordinates(other.landmarks).T @ other.T  # VᵀW, orthogonal
-        return np.asfortranarray(R @ (np.triu(gram) + np.triu(gram, 1).T) @ R.T)
 
 
 @dataclass
@@ -160,10 +151,7 @@ class NystromSums(Accumulator):
 
     def update(self, g: GradientBatch) -> None:
         phi = self.basis.coordinates(g)
-        if self.gram is None:
-            self.gram = empty_gram(phi.shape[1])
-        if phi.size:
-            add_gram(self.gram, phi)
+        self.gram = add_gram(self.gram, phi)
         rho = g.squared_norms - np.square(phi).sum(axis=1)
         self.n_rows += len(g)
         self.energy += float(g.squared_norms.sum())
@@ -178,7 +166,9 @@ class NystromSums(Accumulator):
     def merge(self, other: NystromSums) -> None:
         self.check_mergeable(other)
         if other.gram is not None and not np.array_equal(self.basis.T, other.basis.T):
-            other = replace(other, gram=self.basis.seen_from(other.basis, other.gram))
+            R = self.basis.coordinates(other.basis.landmarks).T @ other.basis.T  # VᵀW, orthogonal: of the same span
+            whole = np.triu(other.gram) + np.triu(other.gram, 1).T
+            other = replace(other, gram=np.asfortranarray(R @ whole @ R.T))
         super().merge(other)
 
     def finalise(self, damping: float | None) -> NystromCovariance:

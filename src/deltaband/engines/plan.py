@@ -93,13 +93,13 @@ class Plan:
     @cached_property
     def options(self) -> tuple[Option, ...]:
         """All engines that could be taken, each as large as memory allows."""
-        problem, engine, memory = self.problem, self.engine, self.memory
-        given = [] if engine is None or engine.is_exact else [Option(engine, problem)]
-        exact = _exact(engine if engine is not None and engine.is_exact else Exact(), problem, memory)
-        preferred: list[type[Engine]] = [Nystrom, RandomProjection]
-        others = [cls for cls in ENGINES.values() if cls.is_planned and cls not in preferred]
-        sized = [option for cls in (*preferred, *others) for option in _largest(cls, problem, memory / 2)]
-        return (*given, *exact, *sized)
+        problem, memory = self.problem, self.memory
+        given = [] if self.engine is None else [self.engine]
+        engines = given if any(engine.is_exact for engine in given) else [*given, Exact()]
+        options = [option for engine in engines for option in _forms(engine, problem, memory)]
+        sized: list[type[Engine]] = [Nystrom, RandomProjection]
+        sized += [cls for cls in ENGINES.values() if cls.is_planned and cls not in sized]
+        return (*options, *(option for cls in sized for option in _largest(cls, problem, memory / 2)))
 
     def __str__(self) -> str:
         n, p = self.problem.n_rows, self.problem.n_parameters
@@ -128,14 +128,11 @@ def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | Non
     it: the other half is for its comparison with the exact method.
     """
     budget = memory if memory is not None else free_memory() * (0.5 if engine is None else 1.0)
+    options = [option for option in _forms(engine or Exact(), problem, budget) if option.nbytes <= budget]
     if engine is None:
-        wanted = [option for option in _exact(Exact(), problem, budget) if option.seconds <= LONGEST_EXACT_SECONDS]
-    else:
-        wanted = _exact(engine, problem, budget) if engine.is_exact else [Option(engine, problem)]
-    chosen = next((option for option in wanted if option.nbytes <= budget), None)
-    if chosen is None and engine is None:
-        chosen = next(iter(_approximations(problem, budget)), None)
-    return Plan(problem, budget, engine, chosen)
+        options = [option for option in options if option.seconds <= LONGEST_EXACT_SECONDS]
+        options = options or _approximations(problem, budget)
+    return Plan(problem, budget, engine, chosen=next(iter(options), None))
 
 
 def _approximations(problem: Problem, budget: float) -> list[Option]:
@@ -150,10 +147,11 @@ def _approximations(problem: Problem, budget: float) -> list[Option]:
     return nystrom + projection if is_slow else projection + nystrom
 
 
-def _exact(engine: Engine, problem: Problem, budget: float) -> list[Option]:
+def _forms(engine: Engine, problem: Problem, budget: float) -> list[Option]:
+    """Return the engine, and with rows computed again where it is exact, does not fit otherwise and that helps."""
     option, again = Option(engine, problem), Option(engine, replace(problem, recomputed=True))
-    helps = option.nbytes > budget and again.nbytes < option.nbytes and problem.n_rows is not None
-    return [option, again] if helps else [option]
+    helps = engine.is_exact and problem.n_rows is not None and again.nbytes < option.nbytes
+    return [option, again] if helps and option.nbytes > budget else [option]
 
 
 def _largest(cls: type[Engine], problem: Problem, budget: float) -> list[Option]:
