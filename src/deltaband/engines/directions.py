@@ -9,7 +9,7 @@ is rotated onto its singular directions, k of them are kept, and each kept d² i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -21,7 +21,7 @@ from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_choice, check_memory, check_positive_int
 from .base import Accumulator, Cost, Engine, Known, not_regular, private, reduced, register, shared
-from .exact import add_gram, eigh
+from .exact import eigh, kernel
 from .spectral import PowerLawTail, SketchedCovariance, power_law
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class DirectionsSketch(Accumulator):
             warn(f"rank={engine.rank} is larger than min(n, p) = {full}: it leaves nothing out, and Exact() is cheaper")
         if engine.compress:
             self._shrink(may_grow=False)
-        B = self.buffer[: self.filled]
+        B = GradientBatch.of(torch.from_numpy(self.buffer[: self.filled]))
         U, d = _left_singular(B)
         rounding = RELATIVE_ZERO**2 * float(d[0]) ** 2 if 0 < len(d) < full else 0.0
         if damping is not None and rounding > RELEVANT_ROUNDING * damping:  # directions that may exist, below rounding
@@ -220,9 +220,10 @@ class DirectionsSketch(Accumulator):
         if damping == 0.0 and len(d) < p and (shift == 0.0 or (estimated and self.n_rows <= p)):
             raise not_regular(f"the sketch holds {len(d)} of {p} directions")
         added, tail = self._estimated_tail(d**2, full) if estimated else (None, None)
-        directions = np.empty((len(d), p), dtype=B.dtype)
-        for where, columns in _float64_columns(B):  # rounded at the end: directions of small d stay orthogonal
-            directions[:, where] = (U / d).T @ columns
+        directions, stop = np.empty((len(d), p), dtype=self.buffer.dtype), 0
+        for columns in B.columns(width=max(1, CHUNK_BYTES // (8 * max(len(B), 1)))):
+            start, stop = stop, stop + columns.shape[1]
+            directions[:, start:stop] = (U / d).T @ columns  # rounded here: directions of small d stay orthogonal
         named_tail = f", tail={engine.tail!r}" if "tail=" in repr(engine) else ""
         name = f"{type(engine).__name__}, rank {min(self.k, full):,} ({len(d):,} directions held){named_tail}"
         e, floor = (d**2 + shift, shift) if added is None else (d**2 + added, 0.0)
@@ -270,7 +271,7 @@ class DirectionsSketch(Accumulator):
 
         assert self.buffer is not None
         B = self.buffer[: self.filled]
-        U, d = _left_singular(B)
+        U, d = _left_singular(GradientBatch.of(torch.from_numpy(B)))
         if len(d) < self.k:
             kept, scale = np.arange(len(d)), np.ones(len(d))
         elif may_grow and self._grow(d):
@@ -305,18 +306,8 @@ class DirectionsSketch(Accumulator):
         return self.k > before
 
 
-def _left_singular(B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _left_singular(B: GradientBatch) -> tuple[np.ndarray, np.ndarray]:
     """Return U (m, r) and the r non-zero singular values of B (m, p), largest first, through BBᵀ in float64."""
-    C = np.zeros((len(B), len(B)), order="F")
-    for _, columns in _float64_columns(B):
-        add_gram(C, columns, outer=True)
-    squared, U = eigh(C) if len(B) else (np.zeros(0), C)
+    squared, U = eigh(kernel(B)) if len(B) else (np.zeros(0), np.zeros((0, 0)))
     r = int((squared > RELATIVE_ZERO**2 * squared.max(initial=0.0)).sum())
     return U[:, :r], np.sqrt(squared[:r])
-
-
-def _float64_columns(B: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield B in float64, some columns at a time, and which."""
-    width = max(1, CHUNK_BYTES // (8 * max(len(B), 1)))
-    for start in range(0, B.shape[1], width):
-        yield slice(start, start + width), B[:, start : start + width].astype(np.float64, order="C")

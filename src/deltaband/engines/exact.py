@@ -90,7 +90,7 @@ class ExactRows(Accumulator):
             J = GradientBatch.concatenate(kept)
             if damping == 0.0:
                 raise not_regular(f"{n_rows} rows cannot determine {J.n_parameters} parameters")
-            matrix = _kernel(J)
+            matrix = kernel(J)
         if damping is None:
             return EigenbasisCovariance.of(matrix, None, J)
         try:
@@ -193,7 +193,7 @@ def accumulated_fields(covariance: Covariance) -> dict[str, Any]:
     return {"gram": covariance.gram()} if covariance.J is None else {"kept": [covariance.J]}
 
 
-def _kernel(J: GradientBatch) -> np.ndarray:
+def kernel(J: GradientBatch) -> np.ndarray:
     """Return K = JJᵀ, in the upper triangle."""
     K = np.zeros((len(J), len(J)), order="F")
     if J.has_rows:
