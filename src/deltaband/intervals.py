@@ -133,14 +133,14 @@ class PredictionIntervals(Estimator):
         fits, spec = self.fits_, self.spec
         check_seed(seed)
         spec.networks.forget()
-        networks = [spec.fitted_network(fit) for fit in fits]
-        spec.check_weights(networks[0], fits[0])
+        fitted = [(fit, spec.fitted_network(fit)) for fit in fits]
+        spec.check_weights(fitted[0][1], fits[0])
 
         def residuals(outputs: np.ndarray, targets: Tensor) -> np.ndarray:
             return self._task.select_targets(self.outputs_, targets, fits[0].n_returned).numpy() - outputs
 
         batches = spec.read(data, y)
-        calibration = calibrate(fits, networks, batches, residuals, tune=tune, joint=joint, seed=seed)
+        calibration = calibrate(fitted, batches, residuals, tune=tune, joint=joint, seed=seed)
         warn(*calibration.warnings())  # which may be errors: then nothing has changed
         self._calibration = calibration
         return self

@@ -58,16 +58,10 @@ class Calibration:
 
 
 def calibrate(
-    fits: Sequence[Fit],
-    networks: Sequence[Network],
-    batches: Batches,
-    residuals: Residuals,
-    *,
-    tune: bool,
-    joint: bool,
-    seed: int,
+    fitted: Sequence[tuple[Fit, Network]], batches: Batches, residuals: Residuals, *, tune: bool, joint: bool, seed: int
 ) -> Calibration:
     """Return the calibration of fits, each with its network, on the rows of `batches`."""
+    fits, networks = zip(*fitted, strict=True)
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
     functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]
     parts, triples = [], list(zip(fits, networks, functions, strict=True))
