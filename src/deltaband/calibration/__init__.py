@@ -1,1 +1,0 @@
-"""Conformal calibration on the delta method's scale."""
