@@ -32,7 +32,7 @@ PROGRESS = "only progress bars need it, and `import deltaband` loads torch and n
 # (module, what it imports inside a function): why. A leading dot marks a module of deltaband.
 LAZY: dict[tuple[str, str], str] = {
     ("baselines", "scipy"): SLOW,
-    ("calibration.calibrate", "scipy"): SLOW,
+    ("calibration", "scipy"): SLOW,
     ("classification", "scipy"): SLOW,
     ("cli", ".cli.app"): "needs typer; without it `deltaband` says which extra to install",
     ("cli.demo", "matplotlib"): OPTIONAL,

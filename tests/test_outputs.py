@@ -18,7 +18,7 @@ from deltaband import (
     RobustFrequentDirections,
     metrics,
 )
-from deltaband.calibration.conformal import AllOutputs, Scales
+from deltaband.calibration import AllOutputs, Scales
 from deltaband.network import network as networks
 from deltaband.network.network import Network
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import storage
-from .calibration.calibrate import Calibration
+from .calibration import Calibration
 from .display.notebook import summary_html
 from .display.svg import element
 from .engines import Covariance, Engine, Plan, Spectrum

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import storage
-from .calibration.calibrate import calibrate
+from .calibration import calibrate
 from .damping import Damping
 from .data.batches import read_targets
 from .data.inputs import Inputs

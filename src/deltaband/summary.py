@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from .calibration.calibrate import Calibration
-from .calibration.conformal import AllOutputs, rows_needed
+from .calibration import AllOutputs, Calibration, rows_needed
 from .damping import Damping
 from .data.labels import n_classes
 from .display.notebook import Line

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from deltaband import DeltabandWarning, Exact, FrequentDirections, PredictionIntervals, RobustFrequentDirections
-from deltaband.calibration.calibrate import drift_p_value
-from deltaband.calibration.conformal import rows_needed
+from deltaband.calibration import drift_p_value, rows_needed
 from deltaband.data.inputs import Inputs
 from deltaband.data.row_record import RowRecord
 from deltaband.metrics import coverage

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tests.reference as reference
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, RobustFrequentDirections
-from deltaband.calibration.conformal import ConformalScale, Scales, rows_needed
+from deltaband.calibration import ConformalScale, Scales, rows_needed
 from deltaband.data.inputs import Inputs
 from deltaband.data.row_record import RowRecord, row_hashes
 from deltaband.sklearn.estimators import BandRegressor

@@ -16,7 +16,7 @@ import typer
 from torch import Tensor, nn
 
 from .. import storage
-from ..calibration.conformal import rows_needed
+from ..calibration import rows_needed
 from ..errors import warn
 from ..intervals import PredictionIntervals
 from . import options

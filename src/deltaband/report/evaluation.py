@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from ..calibration.calibrate import EXCESS_SEEN_SHARE
-from ..calibration.conformal import AllOutputs
+from ..calibration import EXCESS_SEEN_SHARE, AllOutputs
 from ..data.batches import check_lengths, read_targets
 from ..data.inputs import Inputs, check_finite
 from ..data.row_record import share_by_chance
