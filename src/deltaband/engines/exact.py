@@ -1,4 +1,7 @@
-"""The exact delta method: one Cholesky factor, of p × p or of n × n numbers, whichever is smaller."""
+"""The exact delta method: one Cholesky factor, of p × p or of n × n numbers, whichever is smaller.
+
+Below it are its Gram matrices, which other engines use too, and how much memory there is for them.
+"""
 
 from __future__ import annotations
 
