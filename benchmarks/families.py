@@ -108,8 +108,8 @@ def measured(family: Family, n: int, repeats: int) -> Result:
     torch.manual_seed(0)
     model, x = family.model(), family.inputs(n)
     network = Network(model, parameters=family.parameters)
-    layers, shape = network.probe(x)
-    network = network.with_layers(layers, shape)
+    layers = network.probe(x).layers
+    network = network.with_layers(layers)
     rows = network.with_layers(None) if network.rows_by_vmap_work(x) else network
     few = network.prepare(x[:LOOPED])
 

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,17 @@ from ..errors import NoGradientError
 from .layers import hooks
 from .layers.factors import Part, cheapest
 from .layers.hooks import SHARED, Evaluate, Layers, Places, is_known, names_of
-from .model_copy import AcceptedInputs, ModelCopy, plain_autograd
+from .model_copy import ModelCopy
 
 COMPARED_COLUMNS = 2**20  # at a time
+
+
+class AcceptedInputs(NamedTuple):
+    """What the validation of one kind of inputs found."""
+
+    n_returned: int  # numbers per row
+    pass_bytes: int  # of a row: what a forward pass keeps for the backward pass
+    alone_and_together: bool  # whether a row was seen to give the same alone as among others
 
 
 def leaves(y: Tensor) -> set[Tensor]:
@@ -63,7 +71,6 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
             coarse.extend(f"{name!r} in {each.dtype}" for each in hooks.real_tensors(output) if each.itemsize < 4)
 
     with ExitStack() as stack:
-        stack.enter_context(plain_autograd(model.device))
         for name, module in model.module.named_modules():
             if next(module.children(), None) is None or name in model.layer_names:
                 stack.callback(module.register_forward_hook(partial(watch, name)).remove)
@@ -89,8 +96,7 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
             "another thread trains it; neither is supported"
         )
     if b > 1:
-        with plain_autograd(model.device):
-            check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
+        check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
     if model.last_layer is not None and last not in (None, model.last_layer):
         raise ValueError(
             f"parameters='last' is the layer registered last, {model.last_layer!r}, but {last!r} runs last: name it, "
