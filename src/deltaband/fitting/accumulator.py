@@ -17,7 +17,14 @@ from ..data.row_record import RowRecord, Sample, pair_hashes, share_by_chance
 from ..engines import Accumulator, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
-from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, StoredBlock
+from ..network.gradient_batch import (
+    CHUNK_ROWS_AT_LEAST,
+    MERGED_BYTES,
+    PRODUCT_ROWS,
+    GradientBatch,
+    Recomputed,
+    StoredBlock,
+)
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
 from ..network.network import Network, plain_autograd
 from ..storage.encoding import storable
@@ -307,4 +314,4 @@ class _KeptInputs:
         self.rows_in_memory = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
 
     def __call__(self, x: Inputs, group: slice) -> GradientBatch:
-        return GradientBatch.recomputed(self.network, x, group, self.rows_in_memory)
+        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.rows_in_memory),))

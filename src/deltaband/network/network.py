@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vjp, vmap
+from torch.func import grad, jacrev, vmap
 
 from ..data.inputs import Inputs
 from ..errors import LayerMismatchError
@@ -240,15 +240,12 @@ class Network:
         """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters, by torch.func."""
         b, m = len(x), len(range(self.validate(x))[group])
 
-        def outputs(varied: Parameters, *row: Tensor) -> Tensor:  # (m,)
+        def outputs(varied: Parameters, *row: Tensor) -> tuple[Tensor, Tensor]:  # (m,) or one number, twice
             one = replace(x, tensors=tuple(part.unsqueeze(0) for part in row))
-            return self.evaluate(one, self.parameters | varied)[0, group]
+            y = self.evaluate(one, self.parameters | varied)[0, group]
+            return (y[0] if m == 1 else y), y
 
-        def several(varied: Parameters, *row: Tensor) -> tuple[Parameters, Tensor]:
-            y, pull = vjp(lambda varied: outputs(varied, *row), varied)  # type: ignore[misc]
-            return vmap(pull)(torch.eye(m, dtype=y.dtype, device=y.device))[0], y
-
-        each = grad_and_value(lambda varied, *row: outputs(varied, *row)[0]) if m == 1 else several
+        each = (grad if m == 1 else jacrev)(outputs, has_aux=True)  # the first is faster
         varied = {name: self.parameters[name] for name in names}
         with plain_autograd(self.device), hooks.math_attention():
             try:
