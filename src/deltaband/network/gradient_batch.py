@@ -77,7 +77,6 @@ class GradientBatch:
 
     @classmethod
     def of(cls, *rows: Tensor) -> GradientBatch:  # each (b_i, p)
-        """Make a batch of blocks of rows."""
         return cls(tuple(StoredBlock((DenseRows(block),)) for block in rows))
 
     def __len__(self) -> int:

@@ -78,6 +78,7 @@ class Network:
         self.model_copy: Final = copied
         self.layers: Final = layers
         self.head: Final = head
+        self.prepare: Final = copied.prepare
         self.eval_copy: Final = copied.module
         self.parameters: Final = copied.parameters
         self.n_parameters: Final = copied.n_parameters
@@ -97,9 +98,6 @@ class Network:
     @property
     def fingerprint(self) -> dict[str, str]:
         return self.model_copy.fingerprint
-
-    def prepare(self, x: Any) -> Inputs:
-        return self.model_copy.prepare(x)
 
     def evaluate(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:  # (b, n_outputs)
         """Compute the head's outputs, with the network's own parameters or others."""
@@ -142,7 +140,6 @@ class Network:
         return max(1, min(n_outputs, CHUNK_BYTES_AT_MOST // max(self._gradient_bytes, 1)))
 
     def _accepted(self, x: Inputs) -> AcceptedInputs:
-        """Look up what is known about the kind of these inputs, or find it out."""
         known = self.model_copy.accepted
         found = known.get(x.row_format)
         if found is None or (len(x) > 1 and not found.alone_and_together):
