@@ -20,7 +20,7 @@ from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Sto
 from .layers import hooks
 from .layers.factors import DenseRows
 from .layers.hooks import Layers
-from .model_copy import ModelCopy, ParameterChoice, Pick
+from .model_copy import ModelCopy
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
@@ -58,42 +58,32 @@ class Probe(NamedTuple):
 class Network:
     """A trained network as a differentiable function of its parameters: m numbers for each row of its inputs.
 
-    `output` picks a tensor from whatever the model returns, `head` computes from it the numbers whose gradients are
-    wanted. Frozen parameters, and those not selected, are constants; one used in several places counts once. With
-    `layers`, gradients are computed layer by layer, without rows where that is possible. A network never changes, and
-    serves one thread at a time: `copy` gives another.
+    `head` computes the numbers whose gradients are wanted from those that the model returns. Frozen parameters, and
+    those not selected, are constants; one used in several places counts once. With `layers`, gradients are computed
+    layer by layer, without rows where that is possible. A network never changes, and serves one thread at a time:
+    `copy` gives another.
     """
 
-    def __init__(
-        self,
-        model: nn.Module | ModelCopy,
-        layers: Layers | None = None,
-        *,
-        parameters: ParameterChoice = "all",
-        output: Pick = None,
-        head: Head | None = None,
-    ) -> None:
-        """Make a network of a model, or of an eval copy, which has its own `parameters` and `output`."""
-        copied = model if isinstance(model, ModelCopy) else ModelCopy(model, parameters, output)
-        self.model_copy: Final = copied
+    def __init__(self, model: nn.Module | ModelCopy, layers: Layers | None = None, head: Head | None = None) -> None:
+        self.model_copy: Final = model if isinstance(model, ModelCopy) else ModelCopy(model)
         self.layers: Final = layers
         self.head: Final = head
-        self.prepare: Final = copied.prepare
-        self.eval_copy: Final = copied.module
-        self.parameters: Final = copied.parameters
-        self.n_parameters: Final = copied.n_parameters
-        self.device: Final = copied.device
-        self.dtype: Final = copied.dtype
+        self.prepare: Final = self.model_copy.prepare
+        self.eval_copy: Final = self.model_copy.module
+        self.parameters: Final = self.model_copy.parameters
+        self.n_parameters: Final = self.model_copy.n_parameters
+        self.device: Final = self.model_copy.device
+        self.dtype: Final = self.model_copy.dtype
 
     def with_layers(self, layers: Layers | None) -> Network:
         """Return a network whose gradients come by these layers, or as whole rows."""
-        return Network(self.model_copy, layers, head=self.head)
+        return Network(self.model_copy, layers, self.head)
 
     def copy(self, *, own_weights: bool = False) -> Network:
         """Return the same network around an eval copy of its own: for another thread, or with a copy of the weights."""
         copied = ModelCopy(self.eval_copy, output=self.model_copy.output, own_weights=own_weights)
         copied.accepted.update(self.model_copy.accepted)
-        return Network(copied, self.layers, head=self.head)
+        return Network(copied, self.layers, self.head)
 
     @property
     def fingerprint(self) -> dict[str, str]:
