@@ -22,6 +22,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from deltaband import DeltabandWarning
 from deltaband.data.inputs import Inputs
 from deltaband.fitting.fit import checked_gradients
+from deltaband.network.model_copy import ModelCopy
 from deltaband.network.network import Network
 
 from .measure import Neighbours, Report, Result, gflops, limited_to, race
@@ -107,9 +108,9 @@ FAMILIES = {
 def measured(family: Family, n: int, repeats: int) -> Result:
     torch.manual_seed(0)
     model, x = family.model(), family.inputs(n)
-    network = Network(model, parameters=family.parameters)
-    layers, shape = network.probe(x)
-    network = network.with_layers(layers, shape)
+    network = Network(ModelCopy(model, family.parameters))
+    layers = network.probe(x).layers
+    network = network.with_layers(layers)
     rows = network.with_layers(None) if network.rows_by_vmap_work(x) else network
     few = network.prepare(x[:LOOPED])
 

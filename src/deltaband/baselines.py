@@ -20,8 +20,8 @@ from .data.batches import check_lengths, read_targets
 from .data.inputs import Inputs, check_finite
 from .errors import NotFittedError
 from .fitting.fit import ADVICE
-from .network.model_copy import eval_copy, plain_autograd, unwrap
-from .network.network import Network
+from .network.model_copy import eval_copy, unwrap
+from .network.network import Network, plain_autograd
 from .results import Intervals, like, parse_levels
 from .validation import check_non_negative, is_whole_number
 
@@ -270,7 +270,7 @@ def _passes(network: Network, X: Inputs, passes: int) -> Iterator[tuple[slice, T
 
 
 def _check_single(network: Network, X: Inputs) -> None:
-    if (n_outputs := network.validate(X).n_outputs) != 1:
+    if (n_outputs := network.validate(X)) != 1:
         raise ValueError(f"the network returns {n_outputs} outputs a row, expected one")
 
 

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from deltaband import DeltabandWarning, Exact, PredictionIntervals
-from deltaband.network import cache as cache_module
 from deltaband.network import model_copy
-from deltaband.network.cache import ModelCopyCache
+from deltaband.network.model_copy import ModelCopyCache
 from deltaband.network.network import LOOPED_ROWS, Network
 from tests import reference
 from tests.support.networks import in_threads, mlp, regression
@@ -195,16 +194,16 @@ def test_a_write_that_misses_the_sampled_elements_is_found_by_a_hash_in_time(mon
     band = fitted(model)
     band.predict(X[:1])
     model[0].weight.data.view(-1)[1] += 1.0  # sampled is every 18th
-    monkeypatch.setattr(cache_module, "HASH_SECONDS", 0.0)
-    monkeypatch.setattr(cache_module, "HASH_SHARE", 1e9)
+    monkeypatch.setattr(model_copy, "HASH_SECONDS", 0.0)
+    monkeypatch.setattr(model_copy, "HASH_SHARE", 1e9)
     band.spec.networks._thread.entry.expires = 0.0
     with pytest.warns(DeltabandWarning, match="weights have changed since fit"):
         band.predict(X[:1])
 
 
 def test_an_expired_entry_hands_on_what_it_knows_about_inputs(monkeypatch):
-    monkeypatch.setattr(cache_module, "HASH_SECONDS", 0.0)
-    monkeypatch.setattr(cache_module, "HASH_SHARE", 1e9)
+    monkeypatch.setattr(model_copy, "HASH_SECONDS", 0.0)
+    monkeypatch.setattr(model_copy, "HASH_SHARE", 1e9)
     model, cache = Normed(), ModelCopyCache()
     network = cached(cache, model)
     network.validate(X)
@@ -295,7 +294,7 @@ def test_few_rows_have_the_gradients_of_many(rows, n_outputs):
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, n_outputs)).double()
     expected = reference.jacobians(model, [(x[None],) for x in X[:rows]], list(dict(model.named_parameters())))
     network = Network(model)
-    for each in (network, network.with_layers(*network.probe(X))):
+    for each in (network, network.with_layers(network.probe(X).layers)):
         outputs, g = each.gradients(X[:rows])
         torch.testing.assert_close(outputs, model(X[:rows]).detach())
         np.testing.assert_allclose(g.rows(), np.concatenate(list(expected.swapaxes(0, 1))), rtol=1e-10, atol=1e-12)
@@ -303,12 +302,11 @@ def test_few_rows_have_the_gradients_of_many(rows, n_outputs):
 
 def test_a_network_cannot_be_changed_and_others_share_its_copy():
     network = Network(mlp())
-    layers, shape = network.probe(X)
-    other = network.with_layers(layers, shape)
-    assert (other.layers, other.n_outputs, other.n_returned) == (layers, 1, 1)
+    layers, n_outputs, n_returned = network.probe(X)
+    other = network.with_layers(layers)
+    assert (other.layers, n_outputs, n_returned) == (layers, 1, 1)
     assert other.eval_copy is network.eval_copy
     assert network.layers is None
-    assert network.n_outputs == 0  # not known
     own = other.copy(own_weights=True)
     assert own.layers is layers
     assert own.eval_copy[0].weight.data_ptr() != network.eval_copy[0].weight.data_ptr()
@@ -388,7 +386,7 @@ def test_tensors_of_every_layout_and_type_are_sampled():
         torch.zeros(0, 3),
     ]
     for tensor in tensors:
-        read = cache_module._sample(tensor, cache_module.SAMPLED_ELEMENTS)
+        read = model_copy._sample(tensor, model_copy.SAMPLED_ELEMENTS)
         before = read()
         assert read() == before
         if tensor.numel():

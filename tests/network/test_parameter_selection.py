@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
-from deltaband.network.model_copy import select_parameters
+from deltaband.network.model_copy import ModelCopy, select_parameters
 from deltaband.network.network import Network
 from tests.support.networks import probed
 
@@ -148,7 +148,7 @@ def test_below_the_lowest_chosen_layer_there_is_one_forward_pass_and_no_graph(he
     assert "by hooks" in band.summary()
     assert not any(requires_grad for _, requires_grad in seen)
     assert Counted.backwards == 0
-    network = probed(Network(model, parameters=["1.*"]), rows(n))
+    network = probed(Network(ModelCopy(model, ["1.*"])), rows(n))
     seen.clear()
     network.gradients(rows(n))
     assert seen == [(n, False)]

@@ -28,7 +28,7 @@ def dropout_mlp(p: float = 0.3, dtype: torch.dtype = torch.float64, inplace: boo
 
 def probed(network: Network, x: Any) -> Network:
     """The network with gradients layer by layer, as these rows show them."""
-    return network.with_layers(*network.probe(x))
+    return network.with_layers(network.probe(x).layers)
 
 
 class Cube(nn.Module):

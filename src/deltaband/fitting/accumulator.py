@@ -17,10 +17,16 @@ from ..data.row_record import RowRecord, Sample, pair_hashes, share_by_chance
 from ..engines import Accumulator, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
-from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, GradientBatch, StoredBlock
+from ..network.gradient_batch import (
+    CHUNK_ROWS_AT_LEAST,
+    MERGED_BYTES,
+    PRODUCT_ROWS,
+    GradientBatch,
+    Recomputed,
+    StoredBlock,
+)
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
-from ..network.model_copy import plain_autograd
-from ..network.network import Network, OutputShape
+from ..network.network import Network, plain_autograd
 from ..storage.encoding import storable
 from . import accuracy
 from .fit import Fit, RowBuffer, checked_gradients, evaluate_sample
@@ -51,9 +57,8 @@ class Start:
 
     def network(self, spec: FitSpec) -> Network:
         """Return the network that gives what the engine asks for."""
-        shape = OutputShape(self.n_outputs, self.n_returned)
         network = spec.network(spec.task.head(self.outputs))
-        return network.with_layers(None if self.by_rows else self.layers, shape)
+        return network.with_layers(None if self.by_rows else self.layers)
 
 
 class FitAccumulator:
@@ -273,7 +278,7 @@ def _with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fi
     def leverage_and_variance(g: GradientBatch) -> np.ndarray:
         return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
 
-    if network.n_outputs == 1:
+    if fit.n_outputs == 1:
         return replace(fit, leverages=evaluate_sample(network, rows, covariance.leverage, fit.rows_at_once))
     values = evaluate_sample(network, rows, leverage_and_variance, fit.rows_at_once)  # (rows, m, 2)
     h, q = values[:, :, 0], values[:, :, 1]
@@ -309,4 +314,4 @@ class _KeptInputs:
         self.rows_in_memory = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
 
     def __call__(self, x: Inputs, group: slice) -> GradientBatch:
-        return GradientBatch.recomputed(self.network, x, group, self.rows_in_memory)
+        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.rows_in_memory),))

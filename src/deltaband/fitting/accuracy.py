@@ -21,8 +21,7 @@ from ..data.row_record import Sample
 from ..engines import Engine, Exact, Known, Problem, largest
 from ..errors import DeltabandWarning
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
-from ..network.model_copy import plain_autograd
-from ..network.network import Network
+from ..network.network import Network, plain_autograd
 from ..validation import check_int_at_least
 from .fit import ErrorReport, Fit, RowBuffer, evaluate_sample
 from .spec import FitSpec

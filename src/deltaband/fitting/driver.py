@@ -18,8 +18,7 @@ from ..data.row_record import RowSample, Sample
 from ..engines import Engine, Known, Plan, Problem, free_memory, plan_fit
 from ..errors import EmptyDataError, warn
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
-from ..network.model_copy import plain_autograd
-from ..network.network import Network, Probe
+from ..network.network import Network, Probe, plain_autograd
 from . import accuracy
 from .accumulator import FitAccumulator, Start, progress_bar
 from .checkpoint import Checkpoint
@@ -227,7 +226,7 @@ def _started(
     engine, sample = start.option.engine, None
     with group.step():
         if engine.sample_size:
-            sample = _drawn(engine, start.network(spec), batches, progress, group.rank)
+            sample = _drawn(start, spec, batches, progress, group.rank)
     if sample is not None:
         group.collect_sample(sample, lead)
     state = None
@@ -250,12 +249,12 @@ def _planned(
     batches = looked[1]
     with plain_autograd(network.device):
         probe = network.probe(x)
-        layers, network = probe.layers, network.with_layers(*probe)
+        layers, network = probe.layers, network.with_layers(probe.layers)
         first = x[:CHUNK_ROWS_AT_LEAST]
         start = time.perf_counter()
         network.gradients(first, next(network.groups(first)))
         seconds = time.perf_counter() - start
-    m = network.n_outputs
+    m = probe.n_outputs
     problem = Problem(
         None if n_rows is None else n_rows * m,
         network.n_parameters,
@@ -275,7 +274,7 @@ def _planned_start(
 ) -> tuple[Start, Batches]:
     network = spec.network(spec.task.head(outputs)).copy()
     weights = network.fingerprint  # as the model has them: a forward pass may write to the copy's buffers
-    schedule, x, batches, probe = _planned(spec, network, batches, n_rows, memory)
+    schedule, x, batches, (layers, n_outputs, n_returned) = _planned(spec, network, batches, n_rows, memory)
     option = schedule.chosen
     if option is None:
         used = "" if batches.reiterable else " (its first batch has been read: a generator has to be made anew)"
@@ -283,15 +282,15 @@ def _planned_start(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
     by_rows = option.engine.cost(option.problem).wants_rows and network.rows_by_vmap_work(x)
-    return Start(outputs, option, schedule.memory, probe.layers, by_rows, *probe.shape, weights), batches
+    return Start(outputs, option, schedule.memory, layers, by_rows, n_outputs, n_returned, weights), batches
 
 
-def _drawn(engine: Engine, network: Network, batches: Batches, progress: bool, rank: int) -> RowSample:
+def _drawn(start: Start, spec: FitSpec, batches: Batches, progress: bool, rank: int) -> RowSample:
     """Draw `sample_size` training rows in a pass that computes no gradients; each process draws others."""
     # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and
     # leave out some of the sampled rows the second time.
-    seed = [engine.seed, rank] if rank else engine.seed
-    sample = RowSample(-(-engine.sample_size // network.n_outputs), seed)
+    engine, network = start.option.engine, start.network(spec)
+    sample = RowSample(-(-engine.sample_size // start.n_outputs), [engine.seed, rank] if rank else engine.seed)
     with plain_autograd(network.device), progress_bar("deltaband, drawing a sample", batches, progress) as shown:
         for x, _, _ in batches.chunks(network.chunk_rows):
             sample.update(network.prepare(x))

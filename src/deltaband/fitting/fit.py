@@ -16,8 +16,7 @@ from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
 from ..network.gradient_batch import GradientBatch
 from ..network.layers.hooks import Layers
-from ..network.model_copy import plain_autograd
-from ..network.network import Network
+from ..network.network import Network, plain_autograd
 from ..results import Side
 from ..storage.encoding import storable
 
@@ -179,7 +178,7 @@ def evaluate_rows(
     with plain_autograd(network.device):
         rows = network.chunk_rows(X)
         if rows_at_once:
-            rows = max(1, min(rows, rows_at_once // network.validate(X).n_outputs))
+            rows = max(1, min(rows, rows_at_once // network.validate(X)))
         for x in X.split(rows):
             parts = []
             for part, gradients in checked_gradients(network, x, first):

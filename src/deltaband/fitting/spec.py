@@ -16,8 +16,7 @@ from ..data.batches import Batches, read
 from ..data.inputs import Inputs
 from ..engines import Engine, free_memory
 from ..errors import warn
-from ..network.cache import ModelCopyCache
-from ..network.model_copy import ParameterChoice
+from ..network.model_copy import ModelCopyCache, ParameterChoice
 from ..network.network import Head, Network
 from ..storage.encoding import describe_setting
 from ..validation import check_bool, check_callable, check_memory

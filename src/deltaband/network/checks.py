@@ -6,10 +6,10 @@ A layer's part must equal plain gradients there. Parameters that fail, or belong
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,17 @@ from ..errors import NoGradientError
 from .layers import hooks
 from .layers.factors import Part, cheapest
 from .layers.hooks import SHARED, Evaluate, Layers, Places, is_known, names_of
-from .model_copy import AcceptedInputs, ModelCopy, plain_autograd
+from .model_copy import ModelCopy
 
 COMPARED_COLUMNS = 2**20  # at a time
+
+
+class AcceptedInputs(NamedTuple):
+    """What the validation of one kind of inputs found."""
+
+    n_returned: int  # numbers per row
+    pass_bytes: int  # of a row: what a forward pass keeps for the backward pass
+    alone_and_together: bool  # whether a row was seen to give the same alone as among others
 
 
 def leaves(y: Tensor) -> set[Tensor]:
@@ -63,7 +71,6 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
             coarse.extend(f"{name!r} in {each.dtype}" for each in hooks.real_tensors(output) if each.itemsize < 4)
 
     with ExitStack() as stack:
-        stack.enter_context(plain_autograd(model.device))
         for name, module in model.module.named_modules():
             if next(module.children(), None) is None or name in model.layer_names:
                 stack.callback(module.register_forward_hook(partial(watch, name)).remove)
@@ -89,8 +96,7 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
             "another thread trains it; neither is supported"
         )
     if b > 1:
-        with plain_autograd(model.device):
-            check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
+        check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
     if model.last_layer is not None and last not in (None, model.last_layer):
         raise ValueError(
             f"parameters='last' is the layer registered last, {model.last_layer!r}, but {last!r} runs last: name it, "
@@ -100,7 +106,6 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
 
 
 def _check_output(y: Any, b: int) -> None:
-    """Raise unless y holds real numbers for each of b rows."""
     if not isinstance(y, Tensor):
         pick = "pick the prediction with output=, such as output=lambda out: out[0] or output=lambda out: out.logits"
         raise TypeError(f"the network must return one tensor, got {type(y).__name__}; {pick}")
@@ -224,7 +229,8 @@ def _verify_candidates(
         gradients = torch.autograd.grad(y[i], list(trainable.values()), retain_graph=True, materialize_grads=True)
         by_name = dict(zip(trainable, gradients, strict=True))
         for name, by_dim in guesses.items():
-            expected = [by_name[each].flatten() for each in names[name]]
+            flat = (by_name[each].flatten() for each in names[name])
+            expected = [piece for values in flat for piece in torch.split(values, COMPARED_COLUMNS)]
             scale = max(float(values.abs().max()) for values in expected)
             for dim in list(by_dim):
                 if not _equal(by_dim[dim].take(slice(i, i + 1)), expected, scale):
@@ -242,7 +248,7 @@ def _signature(gradient: list[Tensor]) -> float:
     """Return a number that unequal gradients are unlikely to share."""
     return sum(
         float((piece.abs() * torch.arange(1, len(piece) + 1, device=piece.device).remainder(97)).sum())
-        for piece in _pieces(gradient)
+        for piece in gradient
     )
 
 
@@ -251,14 +257,9 @@ def _equal(part: Part, expected: list[Tensor], scale: float) -> bool:
     if part.n_parameters != sum(map(len, expected)) or not scale < float("inf"):
         return False
     start = 0
-    for piece in _pieces(expected):
+    for piece in expected:
         got = part.columns(start, start + len(piece))[0]
         if not torch.allclose(got, piece, rtol=1e-3, atol=1e-4 * scale):
             return False
         start += len(piece)
     return True
-
-
-def _pieces(gradient: list[Tensor]) -> Iterator[Tensor]:
-    for values in gradient:
-        yield from torch.split(values, COMPARED_COLUMNS)

@@ -77,12 +77,7 @@ class GradientBatch:
 
     @classmethod
     def of(cls, *rows: Tensor) -> GradientBatch:  # each (b_i, p)
-        """Make a batch of blocks of rows."""
         return cls(tuple(StoredBlock((DenseRows(block),)) for block in rows))
-
-    @classmethod
-    def recomputed(cls, network: Network, x: Inputs, group: slice, rows_in_memory: int) -> GradientBatch:
-        return cls((Recomputed(network, network.prepare(x), group, rows_in_memory),))
 
     def __len__(self) -> int:
         return sum(map(len, self.blocks))

@@ -1,30 +1,45 @@
-"""A private, eval-mode copy of the user's module: which of its parameters vary, and its fingerprint.
+"""A private, eval-mode copy of the user's module: which of its parameters vary, its fingerprint, and when it is stale.
 
-The copy shares the storage of the module's parameters but none of its state: nothing that happens to it can be seen on
-the user's side, and every thread can have its own.
+It shares the storage of the parameters but no state: the user sees nothing of it, and every thread can have its own.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import threading
+import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import cached_property, reduce
-from typing import Any, Literal, NamedTuple
+from itertools import chain
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.parameter import UninitializedParameter
 
 from ..data.inputs import Inputs
 
+if TYPE_CHECKING:
+    from .checks import AcceptedInputs
+
 ParameterChoice = Literal["all", "last"] | Sequence[str] | Callable[[str, nn.Parameter], bool]
+Pick = Callable[[Any], Tensor] | None  # a tensor from whatever the model returns
 NAMES_IN_ERROR = 20
 OUTSIDE = ("_trainer", "_fabric")  # of a Lightning module: they know all the data
+HASH_SECONDS = 5.0  # between two hashes of all weights, at least
+HASH_SHARE = 0.01  # of the time, at most, that hashes may take
+SAMPLED_ELEMENTS = 16  # about, of each tensor, compared in every call
+SEARCHED_ITEMS, SEARCHED_DEPTH = 1000, 8  # of containers in attributes
+LOOSE_ELEMENTS = 2**16  # of a tensor that is neither a parameter nor a buffer
+IMMUTABLE_TYPE = 1 << 8  # a flag of classes that are not written in Python
+IGNORED = frozenset(("training", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", *OUTSIDE))
+ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, range, torch.dtype, torch.device, torch.Size))
+CONTAINERS, CODE = (dict, list, tuple, set, frozenset), (type, FunctionType, BuiltinFunctionType)
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -81,10 +96,10 @@ def _layer(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Remove what torch.compile adds to a name."""
-    return name.replace("_orig_mod.", "")
+    return name.replace("_orig_mod.", "")  # which torch.compile adds
 
 
+@torch.inference_mode(False)  # autograd refuses tensors that are created in it
 def eval_copy(model: nn.Module, selected: Container[str] | None = None, own_weights: bool = False) -> nn.Module:
     """Copy the module tree, in eval mode, around the same parameter storage or, with `own_weights`, around a copy.
 
@@ -92,11 +107,11 @@ def eval_copy(model: nn.Module, selected: Container[str] | None = None, own_weig
     """
     shared: dict[int, object] = {}
     for name, w in model.named_parameters():
-        if isinstance(w, UninitializedParameter):
+        if isinstance(w, nn.UninitializedParameter):
             raise ValueError(f"parameter {name!r} is not initialised: call the lazy module once, or load its weights")
-        own, chosen = _outside_inference(w.detach()), selected is None or name in selected
-        shared[id(w)] = nn.Parameter(own.clone() if own_weights else own, w.requires_grad and chosen)
-    shared |= {id(buffer): _outside_inference(buffer) for buffer in model.buffers() if buffer.is_inference()}
+        own = w.detach().clone() if own_weights or w.is_inference() else w.detach()
+        shared[id(w)] = nn.Parameter(own, w.requires_grad and (selected is None or name in selected))
+    shared |= {id(buffer): buffer.clone() for buffer in model.buffers() if buffer.is_inference()}
     for module in model.modules():
         for key, value in vars(module).items():
             # old-style weight_norm keeps a computed weight, which cannot be copied; arrays are data, not state
@@ -109,23 +124,15 @@ def eval_copy(model: nn.Module, selected: Container[str] | None = None, own_weig
         raise TypeError(f"the model could not be copied with copy.deepcopy, which deltaband needs: {error}") from error
     if {id(module) for module in model.modules()} & {id(module) for module in copied.modules()}:
         raise TypeError("copy.deepcopy of the model returns parts of the model itself: deltaband would change them")
-    copied.eval()
-    for module in list(copied.modules()):
+    for module in list(copied.eval().modules()):
         for name, child in module.named_children():  # a compiled part shows no hook what it does
             if hasattr(child, "_orig_mod"):
                 setattr(module, name, unwrap(child))
-    for module in copied.modules():  # torch.func cannot handle backward hooks
-        module._backward_hooks.clear()
+        module._backward_hooks.clear()  # torch.func cannot handle them
         module._backward_pre_hooks.clear()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             _make_plain(module, copied)
     return copied
-
-
-def _outside_inference(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor created in inference mode, which autograd refuses; others unchanged."""
-    with torch.inference_mode(False):
-        return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _make_plain(table: nn.Embedding | nn.EmbeddingBag, model: nn.Module) -> None:
@@ -143,32 +150,11 @@ def _make_plain(table: nn.Embedding | nn.EmbeddingBag, model: nn.Module) -> None
     table.weight, table.max_norm = nn.Parameter(shortened, w.requires_grad), None
 
 
-@contextmanager
-def plain_autograd(device: torch.device) -> Iterator[None]:
-    """Evaluate as in a plain context, whatever the caller's is (inference mode, no_grad, autocast)."""
-    castable = torch.amp.is_autocast_available(device.type)
-    autocast = torch.autocast(device.type, enabled=False) if castable else nullcontext()
-    with torch.inference_mode(False), torch.enable_grad(), autocast:
-        yield
-
-
-class AcceptedInputs(NamedTuple):
-    """What the validation of one kind of inputs found."""
-
-    n_returned: int  # numbers per row
-    pass_bytes: int  # of a row: what a forward pass keeps for the backward pass
-    alone_and_together: bool  # whether a row was seen to give the same alone as among others
-
-
 class ModelCopy:
     """An eval copy of a model, which of its parameters vary, and what is known about the inputs that it accepts."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        parameters: ParameterChoice = "all",
-        output: Callable[[Any], Tensor] | None = None,  # picks a tensor from whatever the model returns
-        own_weights: bool = False,
+        self, model: nn.Module, parameters: ParameterChoice = "all", output: Pick = None, own_weights: bool = False
     ) -> None:
         model = unwrap(model)
         self.output = output
@@ -206,12 +192,9 @@ class ModelCopy:
 
     def prepare(self, x: Any) -> Inputs:
         """Copy `x`, which a pass may write to, to the module's device, and to its dtype where it is not integer."""
-
-        def prepared(x: Tensor) -> Tensor:
-            x = x.detach().to(self.device, self.input_dtype if x.is_floating_point() else None, copy=True)
-            return x.clone() if x.is_inference() else x
-
-        return Inputs.of(x).map(prepared)
+        return Inputs.of(x).map(
+            lambda x: x.detach().to(self.device, self.input_dtype if x.is_floating_point() else None, copy=True)
+        )
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -228,3 +211,140 @@ def _digest(tensor: Tensor) -> str:
     digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode(), digest_size=16)
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+class ModelCopyCache:
+    """One eval copy of a model per thread, made anew only when the model has changed. A copy of a cache is empty.
+
+    The copy shares the parameters and gets the buffers anew for every call. All else that it depends on is compared in
+    every call, of the parameters identity, storage, version and some elements; a model with state that cannot be
+    followed, such as a `deque`, is copied for every call. Only the fingerprint can be late: a write through
+    `tensor.data` that misses the compared elements is found by a hash of all weights, from time to time.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def forget(self) -> None:
+        """Hash all weights at the next call, in every thread."""
+        self._thread = threading.local()
+
+    def get(self, model: nn.Module, parameters: ParameterChoice = "all", output: Pick = None) -> ModelCopy:
+        """Return what `ModelCopy` with the same arguments does; for use in this thread, and until the next call."""
+        thread = self._thread  # what is found out while another thread calls `forget` is forgotten, too
+        kept: _KeptCopy | None = getattr(thread, "entry", None)
+        try:
+            described = _Description(unwrap(model), parameters, output)
+            if kept is None or not kept.is_valid(described):
+                kept = thread.entry = _KeptCopy(described, model, parameters, output)
+            elif time.monotonic() > kept.expires:
+                known, kept = kept.accepted, _KeptCopy(described, model, parameters, output)
+                kept.accepted.update(known)
+                thread.entry = kept
+            return kept
+        except Exception:  # not to be followed; or not to be copied, which says so itself
+            thread.entry = None
+            return ModelCopy(model, parameters, output)
+
+    def __reduce__(self) -> tuple[type[ModelCopyCache], tuple[()]]:
+        return ModelCopyCache, ()
+
+
+class _KeptCopy(ModelCopy):
+    """An eval copy that knows all that has to stay as it is for it to be valid."""
+
+    def __init__(self, described: _Description, model: nn.Module, *given: Any) -> None:
+        start = time.monotonic()
+        self._state, self._samples = described.state, described.samples()
+        self._values = [sample() for sample in self._samples]  # first: a change while copying is found next time
+        super().__init__(model, *given)
+        self.fingerprint  # noqa: B018 - hashed before a pass writes to the buffers
+        mine = dict(self.module.named_buffers())
+        self._buffers = [(mine[name], theirs) for name, theirs in unwrap(model).named_buffers()]
+        self._own = _Description(self.module, versions=False).state
+        self.expires = time.monotonic() + max(HASH_SECONDS, (time.monotonic() - start) / HASH_SHARE)
+
+    def is_valid(self, described: _Description) -> bool:
+        changed = described.state != self._state or [sample() for sample in self._samples] != self._values
+        if changed or self._own != _Description(self.module, versions=False).state:  # the network records something
+            return False
+        with torch.inference_mode(False), torch.no_grad():
+            for mine, theirs in self._buffers:
+                mine.copy_(theirs)
+        return True
+
+
+class _Description:
+    """What a copy of a model depends on, as values that can be compared; raises where that cannot be known."""
+
+    def __init__(self, *given: Any, versions: bool = True) -> None:
+        self._versions = versions
+        self._tensors: list[Tensor] = []
+        self._loose: list[Tensor] = []  # neither parameters nor buffers: the copy has its own
+        self._visited: dict[int, Any] = {}  # identities are unique as long as the objects exist
+        self.state = tuple(self._describe(value, SEARCHED_DEPTH) for value in given)
+
+    def samples(self) -> list[Callable[[], bytes]]:
+        """Return functions that read some elements of every tensor, and all of those that the copy has for itself."""
+        return [_sample(w, SAMPLED_ELEMENTS) for w in self._tensors] + [_sample(w, w.numel()) for w in self._loose]
+
+    def _describe(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind in ATOMS:
+            return kind, value
+        if id(value) in self._visited or isinstance(value, CODE):
+            return id(value)
+        self._visited[id(value)] = value
+        if isinstance(value, Tensor):
+            return self._tensor(value, self._loose)
+        if isinstance(value, nn.Module):
+            return id(value), kind, *self._module(value)
+        if isinstance(value, MethodType):
+            return value.__func__, self._describe(value.__self__, depth)
+        own = getattr(value, "__dict__", {})
+        if depth == 0 or not (isinstance(value, CONTAINERS) or _is_plain(kind)):
+            raise TypeError(f"the state of {kind.__name__} cannot be followed")
+        items = list(chain(own, own.values()))
+        if isinstance(value, CONTAINERS):
+            items += chain(value, value.values()) if isinstance(value, dict) else value
+        if len(items) > SEARCHED_ITEMS:
+            raise TypeError(f"a {kind.__name__} of {len(items)} items is too long to be followed")
+        return id(value), kind, *[self._describe(each, depth - 1) for each in items]
+
+    def _module(self, module: nn.Module) -> Iterator[Any]:
+        if getattr(module, "max_norm", None) is not None:
+            raise TypeError("the copy of a table that is shortened has a weight of its own")
+        for key, value in list(vars(module).items()):
+            if key in ("_parameters", "_buffers"):
+                registered = [(name, w) for name, w in value.items() if w is not None]
+                yield key, *[(name, self._tensor(w, self._tensors)) for name, w in registered]
+            elif isinstance(value, np.ndarray):  # shared with the copy
+                yield key, id(value)
+            elif key not in IGNORED:
+                yield key, self._describe(value, SEARCHED_DEPTH)
+
+    def _tensor(self, w: Tensor, among: list[Tensor]) -> Any:
+        if not self._versions:
+            return id(w)
+        if among is self._loose and w.numel() > LOOSE_ELEMENTS:
+            raise TypeError("a large tensor that is neither a parameter nor a buffer is copied for every call")
+        among.append(w)
+        return id(w), w.data_ptr(), w._version, w.shape, w.dtype, w.requires_grad
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether all state of the instances of a class is in their `__dict__`."""
+    classes = kind.__mro__[:-1]
+    return bool(classes) and not any(c.__flags__ & IMMUTABLE_TYPE or vars(c).get("__slots__") for c in classes)
+
+
+def _sample(tensor: Tensor, count: int) -> Callable[[], bytes]:
+    """Return a function that reads about so many elements of a tensor as they are then."""
+    view = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    if view.is_contiguous():
+        view = view.view(-1)[:: max(1, view.numel() // max(count, 1))]
+    elif count < view.numel():  # three places in each dimension
+        view = view[tuple(slice(None, None, max(1, (size + 1) // 3)) for size in view.shape)]
+    if view.device.type == "cpu" and not view.is_neg():
+        return view.view(INTEGERS[view.itemsize]).numpy().tobytes
+    return lambda: view.cpu().resolve_neg().contiguous().view(torch.uint8).numpy().tobytes()

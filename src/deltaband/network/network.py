@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vjp, vmap
+from torch.func import grad, jacrev, vmap
 
 from ..data.inputs import Inputs
 from ..errors import LayerMismatchError
 from . import checks
+from .checks import AcceptedInputs
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock
 from .layers import hooks
 from .layers.factors import DenseRows
 from .layers.hooks import Layers
-from .model_copy import AcceptedInputs, ModelCopy, ParameterChoice, plain_autograd
+from .model_copy import ModelCopy
 
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
@@ -37,68 +38,56 @@ Head = Callable[[Tensor], Tensor]  # (b, n_returned) -> (b, n_outputs)
 Parameters = dict[str, Tensor]
 
 
-class OutputShape(NamedTuple):
-    """How many numbers per row have gradients, and how many the model returns before the head."""
-
-    n_outputs: int
-    n_returned: int
+@contextmanager
+def plain_autograd(device: torch.device) -> Iterator[None]:
+    """Evaluate as in a plain context, whatever the caller's is (inference mode, no_grad, autocast)."""
+    castable = torch.amp.is_autocast_available(device.type)
+    autocast = torch.autocast(device.type, enabled=False) if castable else nullcontext()
+    with torch.inference_mode(False), torch.enable_grad(), autocast:
+        yield
 
 
 class Probe(NamedTuple):
     """What a network shows on some rows."""
 
     layers: Layers
-    shape: OutputShape
+    n_outputs: int  # how many numbers per row have gradients
+    n_returned: int  # how many the model returns, before the head
 
 
 class Network:
     """A trained network as a differentiable function of its parameters: m numbers for each row of its inputs.
 
-    `output` picks a tensor from whatever the model returns, `head` computes from it the numbers whose gradients are
-    wanted. Frozen parameters, and those not selected, are constants; one used in several places counts once. With
-    `layers`, gradients are computed layer by layer, without rows where that is possible. A network never changes, and
-    serves one thread at a time: `copy` gives another.
+    `head` computes the numbers whose gradients are wanted from those that the model returns. Frozen parameters, and
+    those not selected, are constants; one used in several places counts once. With `layers`, gradients are computed
+    layer by layer, without rows where that is possible. A network never changes, and serves one thread at a time:
+    `copy` gives another.
     """
 
-    def __init__(
-        self,
-        model: nn.Module | ModelCopy,
-        layers: Layers | None = None,
-        *,
-        parameters: ParameterChoice = "all",
-        output: Callable[[Any], Tensor] | None = None,
-        head: Head | None = None,
-        shape: OutputShape | None = None,
-    ) -> None:
-        """Make a network of a model, or of an eval copy, which has its own `parameters` and `output`."""
-        copied = model if isinstance(model, ModelCopy) else ModelCopy(model, parameters, output)
-        self.model_copy: Final = copied
+    def __init__(self, model: nn.Module | ModelCopy, layers: Layers | None = None, head: Head | None = None) -> None:
+        self.model_copy: Final = model if isinstance(model, ModelCopy) else ModelCopy(model)
         self.layers: Final = layers
         self.head: Final = head
-        self.shape: Final = shape
-        self.n_outputs, self.n_returned = shape or (0, 0)  # not known
-        self.eval_copy: Final = copied.module
-        self.parameters: Final = copied.parameters
-        self.n_parameters: Final = copied.n_parameters
-        self.device: Final = copied.device
-        self.dtype: Final = copied.dtype
+        self.prepare: Final = self.model_copy.prepare
+        self.eval_copy: Final = self.model_copy.module
+        self.parameters: Final = self.model_copy.parameters
+        self.n_parameters: Final = self.model_copy.n_parameters
+        self.device: Final = self.model_copy.device
+        self.dtype: Final = self.model_copy.dtype
 
-    def with_layers(self, layers: Layers | None, shape: OutputShape | None = None) -> Network:
-        """Return a network whose gradients come by these layers, or as whole rows; with a known shape if given."""
-        return Network(self.model_copy, layers, head=self.head, shape=shape or self.shape)
+    def with_layers(self, layers: Layers | None) -> Network:
+        """Return a network whose gradients come by these layers, or as whole rows."""
+        return Network(self.model_copy, layers, self.head)
 
     def copy(self, *, own_weights: bool = False) -> Network:
         """Return the same network around an eval copy of its own: for another thread, or with a copy of the weights."""
         copied = ModelCopy(self.eval_copy, output=self.model_copy.output, own_weights=own_weights)
         copied.accepted.update(self.model_copy.accepted)
-        return Network(copied, self.layers, head=self.head, shape=self.shape)
+        return Network(copied, self.layers, self.head)
 
     @property
     def fingerprint(self) -> dict[str, str]:
         return self.model_copy.fingerprint
-
-    def prepare(self, x: Any) -> Inputs:
-        return self.model_copy.prepare(x)
 
     def evaluate(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:  # (b, n_outputs)
         """Compute the head's outputs, with the network's own parameters or others."""
@@ -108,24 +97,24 @@ class Network:
     def _fresh(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:
         return self.evaluate(x.map(torch.clone), parameters)  # a network may work on its input in place
 
-    def validate(self, x: Any) -> OutputShape:
+    def validate(self, x: Any) -> int:
         """Return how many outputs there are; raise unless each of the first two rows of `x` has its own."""
-        n_outputs = n_returned = self._accepted(Inputs.of(x)).n_returned
-        if self.head is not None:
-            n_outputs = self.head(torch.zeros(1, n_returned, dtype=self.dtype, device=self.device)).shape[1]
-        return OutputShape(n_outputs, n_returned)
+        n_returned = self._accepted(Inputs.of(x)).n_returned
+        if self.head is None:
+            return n_returned
+        return self.head(torch.zeros(1, n_returned, dtype=self.dtype, device=self.device)).shape[1]
 
     def chunk_rows(self, x: Any) -> int:
         """Return how many rows of the kind of `x` are computed at once, from what a pass keeps in memory for each."""
         x = Inputs.of(x)
-        n_outputs = self.validate(x).n_outputs
+        n_outputs = self.validate(x)
         row_bytes = self._gradient_bytes * self._outputs_at_once(n_outputs) + self._accepted(x).pass_bytes
         fewest = max(1, min(CHUNK_ROWS_AT_LEAST // n_outputs, CHUNK_BYTES_AT_MOST // row_bytes))
         return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
     def groups(self, x: Any) -> Iterator[slice]:
         """Yield the outputs, as many at a time as one row's gradients fit into memory."""
-        n_outputs = self.validate(x).n_outputs
+        n_outputs = self.validate(x)
         step = self._outputs_at_once(n_outputs)
         for start in range(0, n_outputs, step):
             yield slice(start, min(start + step, n_outputs))
@@ -141,18 +130,21 @@ class Network:
         return max(1, min(n_outputs, CHUNK_BYTES_AT_MOST // max(self._gradient_bytes, 1)))
 
     def _accepted(self, x: Inputs) -> AcceptedInputs:
-        """Look up what is known about the kind of these inputs, or find it out."""
         known = self.model_copy.accepted
         found = known.get(x.row_format)
         if found is None or (len(x) > 1 and not found.alone_and_together):
             if len(known) >= REMEMBERED_KINDS:
                 known.clear()
-            found = known[x.row_format] = checks.try_rows(self.model_copy, x)
+            found = known[x.row_format] = self._try(x)
         return found
+
+    def _try(self, x: Inputs) -> AcceptedInputs:
+        with plain_autograd(self.device):
+            return checks.try_rows(self.model_copy, x)
 
     def probe(self, x: Any) -> Probe:
         """Find out, on some of the rows of `x`, which layers have gradients by hooks, and count the outputs."""
-        shape = self.validate(x)
+        shape = self.validate(x), self._accepted(Inputs.of(x)).n_returned
         x = self.prepare(checks.distinct_rows(Inputs.of(x), PROBED_ROWS))
         with plain_autograd(self.device):
             try:
@@ -168,11 +160,11 @@ class Network:
                 raise TypeError(PAST_THE_TREE)
         if layers.rest and not self.rows_by_vmap_work(x, layers.rest):
             layers = replace(layers, vmap=False)
-        return Probe(layers, shape)
+        return Probe(layers, *shape)
 
     def verify(self, x: Any) -> None:
         """Raise unless the last row of `x` and some others, drawn at random, have the gradients of plain autograd."""
-        n_outputs = self.validate(x).n_outputs
+        n_outputs = self.validate(x)
         x = self.prepare(x)
         x = x[np.append(self.model_copy.rng.permutation(len(x) - 1)[: VERIFIED_ROWS - 1], len(x) - 1)]
         o = int(self.model_copy.rng.integers(n_outputs))
@@ -206,11 +198,11 @@ class Network:
     def gradients(self, x: Any, group: slice = slice(None)) -> tuple[Tensor, GradientBatch]:
         """Compute outputs (b, m) and their gradients: those of the first output for all rows, then of the second…"""
         x = Inputs.of(x)
-        m = len(range(self.validate(x).n_outputs)[group])
+        m = len(range(self.validate(x))[group])
         try:
             return self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
         except Exception:
-            checks.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
+            self._try(x)  # explains what is wrong, if the first rows are
             raise
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
@@ -233,17 +225,14 @@ class Network:
 
     def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
         """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters, by torch.func."""
-        b, m = len(x), len(range(self.validate(x).n_outputs)[group])
+        b, m = len(x), len(range(self.validate(x))[group])
 
-        def outputs(varied: Parameters, *row: Tensor) -> Tensor:  # (m,)
+        def outputs(varied: Parameters, *row: Tensor) -> tuple[Tensor, Tensor]:  # (m,) or one number, twice
             one = replace(x, tensors=tuple(part.unsqueeze(0) for part in row))
-            return self.evaluate(one, self.parameters | varied)[0, group]
+            y = self.evaluate(one, self.parameters | varied)[0, group]
+            return (y[0] if m == 1 else y), y
 
-        def several(varied: Parameters, *row: Tensor) -> tuple[Parameters, Tensor]:
-            y, pull = vjp(lambda varied: outputs(varied, *row), varied)  # type: ignore[misc]
-            return vmap(pull)(torch.eye(m, dtype=y.dtype, device=y.device))[0], y
-
-        each = grad_and_value(lambda varied, *row: outputs(varied, *row)[0]) if m == 1 else several
+        each = (grad if m == 1 else jacrev)(outputs, has_aux=True)  # the first is faster
         varied = {name: self.parameters[name] for name in names}
         with plain_autograd(self.device), hooks.math_attention():
             try:
@@ -273,7 +262,7 @@ class Network:
             try:
                 return torch.cat([self._answer(part) for part in x.split(rows)])
             except Exception as error:
-                checks.try_rows(self.model_copy, x)  # explains what is wrong, if the first rows are
+                self._try(x)  # explains what is wrong, if the first rows are
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
 
     def _answer(self, x: Inputs) -> Tensor:

@@ -270,23 +270,16 @@ def _bag(layer: nn.EmbeddingBag, x: Tensor, delta: Tensor, b: int) -> Part:
     return EmbeddingRows(x, counted[:, :, None] * delta[:, None, :], layer.num_embeddings)
 
 
-def _layer_norm(layer: nn.LayerNorm, x: Tensor, delta: Tensor, b: int) -> Part:
-    normal = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
-    return _scale(layer, normal, delta, b, int(np.prod(layer.normalized_shape)))
-
-
-def _group_norm(layer: nn.GroupNorm, x: Tensor, delta: Tensor, b: int) -> Part:
-    normal = F.group_norm(x, layer.num_groups, None, None, layer.eps)
-    return _scale(layer, normal.movedim(1, -1), delta.movedim(1, -1), b, layer.num_channels)
-
-
-def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, x: Tensor, delta: Tensor, b: int) -> Part:
-    normal = F.batch_norm(x, layer.running_mean, layer.running_var, None, None, False, 0.0, layer.eps)
-    return _scale(layer, normal.movedim(1, -1), delta.movedim(1, -1), b, layer.num_features)
-
-
-def _scale(layer: nn.Module, normal: Tensor, delta: Tensor, b: int, size: int) -> Part:
-    normal, delta = normal.reshape(b, -1, size), delta.reshape(b, -1, size)
+def _normalisation(layer: Any, x: Tensor, delta: Tensor, b: int) -> Part:
+    if isinstance(layer, nn.LayerNorm):
+        normal = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    else:
+        if isinstance(layer, nn.GroupNorm):
+            normal = F.group_norm(x, layer.num_groups, eps=layer.eps)
+        else:
+            normal = F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+        normal, delta = normal.movedim(1, -1), delta.movedim(1, -1)
+    normal, delta = (values.reshape(b, -1, layer.weight.numel()) for values in (normal, delta))
     return _trainable(layer, lambda: (normal * delta).sum(dim=1), delta)
 
 
@@ -295,7 +288,5 @@ LAYER_RULES: dict[type[nn.Module], Callable[..., Part]] = {
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
     nn.Embedding: _embedding,
     nn.EmbeddingBag: _bag,
-    nn.LayerNorm: _layer_norm,
-    nn.GroupNorm: _group_norm,
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
+    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _normalisation),
 }

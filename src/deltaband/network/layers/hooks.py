@@ -200,25 +200,20 @@ def _per_row_vjp(layer: nn.Module, call: Call, deltas: Deltas, b: int, dim: int)
     parameters = {name: w.detach() for name, w in owned(layer).items()}
     bound = inspect.signature(layer.forward).bind(*call.args, **call.kwargs)
     dims = {name: tree_map(partial(_dim, layer, name, dim), value) for name, value in bound.arguments.items()}
-    arrived = [i for i, delta in enumerate(deltas) if delta is not None]
+    arrived = {i: torch.unflatten(delta, dim, (b, -1)) for i, delta in enumerate(deltas) if delta is not None}
+    given = tree_map(lambda leaf, dim: leaf if dim is None else leaf.unflatten(dim, (b, -1)), bound.arguments, dims)
 
-    def by_row(tensor: Any, dim: int | None) -> Any:  # (b, pieces, …)
-        return tensor if dim is None else tensor.movedim(dim, 0).unflatten(0, (b, -1))
-
-    def pulled(given: Any, delta: list[Tensor]) -> dict[str, Tensor]:
-        one = tree_map(lambda leaf, dim: leaf if dim is None else leaf.movedim(0, dim), given, dims)
-        of_row = inspect.BoundArguments(bound.signature, one)
+    def pulled(given: dict[str, Any], arrived: dict[int, Tensor]) -> dict[str, Tensor]:
+        of_row = inspect.BoundArguments(bound.signature, given)
 
         def product(parameters: dict[str, Tensor]) -> Tensor:
             outputs = real_tensors(functional_call(layer, parameters, of_row.args, of_row.kwargs))
-            pairs = zip(arrived, delta, strict=True)
-            return torch.stack([(outputs[i].movedim(dim, 0) * d).sum() for i, d in pairs]).sum()
+            return torch.stack([(outputs[i] * delta).sum() for i, delta in arrived.items()]).sum()
 
         return grad(product)(parameters)  # `vjp` has to loop over the rows where a weight is parametrised
 
-    given, in_dims = tree_map(by_row, bound.arguments, dims), tree_map(lambda dim: None if dim is None else 0, dims)
     with torch.no_grad(), math_attention():  # whatever else the layer holds needs no graph
-        rows = vmap(pulled, in_dims=(in_dims, 0))(given, [by_row(deltas[i], dim) for i in arrived])
+        rows = vmap(pulled, in_dims=(dims, dim))(given, arrived)
     return DenseRows(torch.cat([rows[name].reshape(b, -1) for name in parameters], dim=1))
 
 
