@@ -22,7 +22,7 @@ except ImportError as error:  # pragma: no cover
 from ..engines import Engine
 from ..errors import UnreliableFormulaWarning
 from ..intervals import PredictionIntervals
-from ..results import Intervals, parse_levels
+from ..results import Intervals, interval_arrays, parse_levels
 from .unwrap import WrappedNetwork, find_network
 
 RELATIVE_TOLERANCE = 1e-3  # between the predictions of the estimator and of its network
@@ -122,7 +122,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             if held_out:  # the calibration makes up for it
                 warnings.simplefilter("ignore", UnreliableFormulaWarning)
             band.fit(inputs, network.to_network(y), progress=False)
-        outputs = network.to_units(_columns(band.predict_mean(inputs))).reshape(prediction.shape)
+        outputs = network.units.to_original(_columns(band.predict_mean(inputs))).reshape(prediction.shape)
         tolerance = RELATIVE_TOLERANCE * (np.abs(outputs) + np.ptp(prediction, axis=0))
         if not (np.abs(prediction - outputs) <= tolerance).all():
             why = "has a skorch regressor a predict_nonlinearity, or a predict of its own?"
@@ -186,9 +186,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._check_inputs(X)
         network, mean = self._network_with_noise(), _predict(self.estimator_, X)
         found = self.band_.predict(network.inputs(X), self.level if level is None else level)
-        shape = found.lower.shape  # that of the mean, followed by the levels if there are several
-        by_level = (np.moveaxis(part.reshape(*_columns(mean).shape, -1), 2, 0) for part in (found.lower, found.upper))
-        lower, upper = (np.moveaxis(part, 0, 2).reshape(shape) for part in network.bounds(*by_level))
+        bounds = network.units.to_original_bounds(*interval_arrays(found, np.float64))
+        lower, upper = (bound.reshape(found.lower.shape) for bound in bounds)
         middle = mean if lower.ndim == mean.ndim else mean[..., None]  # rounding may have put it outside
         return Intervals(mean, np.minimum(lower, middle), np.maximum(upper, middle), found.level)
 

@@ -13,7 +13,7 @@ from sklearn.utils import check_array
 from torch import nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop
 
-from ..target_transform import GRID_POINTS, RELATIVE_ROUNDING, evaluate_monotone, sort_bounds
+from ..target_transform import GRID_POINTS, RELATIVE_ROUNDING, TargetTransform
 from . import mlp
 
 SUPPORTED = (
@@ -48,20 +48,16 @@ class WrappedNetwork:
             values = np.asarray(transformer.transform(values), dtype=np.float64).reshape(values.shape)
         return values
 
-    def to_units(self, z: np.ndarray) -> np.ndarray:  # (…, m)
-        """Return outputs of the network in the units of y."""
-        values = z.astype(np.float64).reshape(-1, z.shape[-1])
-        with np.errstate(over="ignore", invalid="ignore"):  # the upper end of an interval may well be exp(1000)
-            for transformer in reversed(self.targets):
-                values = np.asarray(transformer.inverse_transform(values), dtype=np.float64).reshape(values.shape)
-        return values.reshape(z.shape)
+    def inverse_transform(self, z: np.ndarray) -> np.ndarray:  # (n, m)
+        values = z.astype(np.float64)
+        for transformer in reversed(self.targets):
+            values = np.asarray(transformer.inverse_transform(values), dtype=np.float64).reshape(z.shape)
+        return values
 
-    def bounds(self, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (…, m)
-        """Return the bounds for y from those of the network's output; the transform of the target must be monotone."""
-        if not self.targets:
-            return lower.astype(np.float64), upper.astype(np.float64)
-        values, falls = evaluate_monotone(self.to_units, lower, upper)
-        return sort_bounds(np.where(falls, values[-1], values[0]), np.where(falls, values[0], values[-1]))
+    @property
+    def units(self) -> TargetTransform:
+        """The map from the network's outputs to the units of y."""
+        return TargetTransform(scaler=self if self.targets else None)
 
     def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray:  # (n, m), (n, m) -> (n, m)
         """Return standard deviations of the network's output in the units of y; the transform must be affine."""
@@ -69,7 +65,7 @@ class WrappedNetwork:
             return std.astype(np.float64)
         low, high = (z - std).min(axis=0), (z + std).max(axis=0)  # (m,)
         low, high = np.where(high > low, low, low - 1), np.where(high > low, high, low + 1)
-        values = self.to_units(np.linspace(low, high, GRID_POINTS))
+        values = self.units.to_original(np.linspace(low, high, GRID_POINTS))
         line = np.linspace(values[0], values[-1], GRID_POINTS)
         if not (np.abs(values - line) <= RELATIVE_ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
             why = "a standard deviation keeps its meaning only under an affine transform of the target"
