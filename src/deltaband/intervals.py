@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import storage
 from .calibration.calibrate import calibrate
 from .damping import Damping
 from .data.batches import read_targets
@@ -23,6 +22,7 @@ from .fitting.spec import FitSpec, parse_engine
 from .fitting.tasks import Regression
 from .network.model_copy import ParameterChoice
 from .results import Intervals, Side, like, parse_levels
+from .storage.encoding import storable
 from .target_transform import TargetTransform
 from .validation import check_ints, check_seed
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
 
 
-@storage.loadable
+@storable
 class PredictionIntervals(Estimator):
     """Prediction intervals for a trained regression network by the delta method.
 

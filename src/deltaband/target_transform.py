@@ -22,9 +22,7 @@ class TargetTransform:
 
     @classmethod
     def of(cls, transform: Any) -> Self:
-        """Return the transform for the argument `target_transform`: None, a pair (mean, std) or a scaler."""
-        if transform is None:
-            return cls()
+        """Return the transform for the argument `target_transform`, a pair (mean, std) or a scaler."""
         if hasattr(transform, "inverse_transform"):
             return cls(scaler=transform)
         try:
@@ -83,7 +81,7 @@ class TargetTransform:
         return bool(decreasing.any())
 
     def _evaluate(self, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inverse on a grid from lower to upper, (GRID_POINTS, …, m), and which outputs it decreases, (m,)."""
+        """Return the inverse on a grid from lower to upper, (GRID_POINTS, …, m), and where it decreases, (m,)."""
         values = self._inverse(np.linspace(lower, upper, GRID_POINTS))
         with np.errstate(invalid="ignore"):  # ∞ − ∞
             steps = np.diff(values, axis=0)

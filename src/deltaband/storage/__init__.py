@@ -4,6 +4,6 @@ The tensors are numbered; the metadata hold, as JSON, the tree of values that na
 digest over all of it. Reading a file runs no code of the file.
 """
 
-from .band_file import inspect, load, loadable, save, size, weights
+from .band_file import inspect, load, save, size, weights
 
-__all__ = ["inspect", "load", "loadable", "save", "size", "weights"]
+__all__ = ["inspect", "load", "save", "size", "weights"]

@@ -5,51 +5,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from torch import Tensor, nn
 
 from ..errors import ArtefactError
 from . import container
-from .encoding import Decoder, Encoder
+from .encoding import Decoder, registered
 
-Hooks = Mapping[Any, Callable[[Any], Any]]  # how networks are written and restored, which no file holds
-
-PREFIX = "weights."  # of the names of weights among the tensors
-
-T = TypeVar("T", bound=type)
-ESTIMATORS: dict[str, Any] = {}  # by the name that a file has for their kind
-
-
-def loadable(estimator: T) -> T:
-    """Register a class of estimators, so that `load` finds it by its name."""
-    ESTIMATORS[estimator.__name__] = estimator
-    return estimator
-
-
-@dataclass(frozen=True)
-class BandRecord:
-    """What a file holds of an estimator."""
-
-    about: dict[str, Any]  # what `inspect` shows
-    options: dict[str, Any]  # the arguments that it was constructed with, functions aside
-    fits: tuple[Any, ...]
-    calibration: Any
-    weights: Mapping[str, Any]  # the model's state dict, or nothing
-    hooks: Callable[[tuple[int, ...]], Hooks]  # for the outputs of a fit
-
-    def encoded(self, notes: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:  # tensors, texts
-        encode, trees = Encoder(), []
-        for fit in self.fits:
-            encode.hooks = self.hooks(fit.outputs)
-            trees.append(encode(fit))
-        tree = {"options": encode(self.options), "fits": trees, "calibration": encode(self.calibration)}
-        for name, w in self.weights.items():
-            if not isinstance(w, Tensor):
-                raise TypeError(f"{name!r} in the model's state dict is not a tensor but {type(w).__name__}: not saved")
-            encode.tensors[PREFIX + name] = w.detach().cpu().contiguous().clone()
-        texts = {"band": self.about, "tree": tree, "notes": {str(key): str(note) for key, note in notes.items()}}
-        return encode.tensors, {name: container.as_json(value) for name, value in texts.items()}
+WEIGHTS = "weights."  # of the names of weights among the tensors
 
 
 @dataclass(frozen=True)
@@ -72,7 +36,7 @@ class StoredBand:
             options = Decoder(tensors)(tree["options"])
             return cls(path, about["kind"], about["functions"], about["parameters"], options, tree, tensors)
 
-    def decoded(self, hooks: Hooks) -> tuple[tuple[Any, ...], Any]:  # fits, calibration
+    def decoded(self, hooks: Mapping[str, Callable[[Any], Any]]) -> tuple[tuple[Any, ...], Any]:  # fits, calibration
         decode = Decoder(self.tensors, hooks)
         with _understanding(self.path):
             return tuple(map(decode, self.tree["fits"])), decode(self.tree["calibration"])
@@ -97,7 +61,8 @@ def save(
         notes: Short texts of your own, which `inspect` shows.
         overwrite: Whether a file that exists is replaced; else it is an error.
     """
-    tensors, texts = band.to_record(weights=weights, sample=sample).encoded(notes or {})
+    tensors, texts = band.to_record(weights=weights, sample=sample)
+    texts["notes"] = container.as_json({str(key): str(note) for key, note in (notes or {}).items()})
     container.write(Path(path), tensors, texts, overwrite=overwrite)
 
 
@@ -107,7 +72,7 @@ def size(band: Any, *, weights: bool = False, sample: bool = False) -> int:
     Args:
         band, weights, sample: As in `save`.
     """
-    return container.size(*band.to_record(weights=weights, sample=sample).encoded({}))
+    return container.size(*band.to_record(weights=weights, sample=sample))
 
 
 def load(
@@ -140,8 +105,8 @@ def load(
         if name not in needed and value is not None:
             raise ArtefactError(f"{path} was fitted without {name}: leave it out")
     with _understanding(stored.path):
-        estimator = ESTIMATORS[stored.kind]
-    return estimator.from_stored(stored, model, strict, {name: given[name] for name in needed})
+        restore = registered(stored.kind).from_stored
+    return restore(stored, model, strict, {name: given[name] for name in needed})
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
@@ -166,7 +131,7 @@ def weights(path: str | Path) -> dict[str, Tensor]:
         ArtefactError: If the file was saved without weights.
     """
     tensors, _ = container.read(Path(path), "band")
-    found = {name.removeprefix(PREFIX): w.clone() for name, w in tensors.items() if name.startswith(PREFIX)}
+    found = {name.removeprefix(WEIGHTS): w.clone() for name, w in tensors.items() if name.startswith(WEIGHTS)}
     if not found:
         raise ArtefactError(f"{path} holds no weights: it was saved without weights=True")
     return found

@@ -156,7 +156,7 @@ class Decoder:
             case "dict":
                 return {self(key): self(each) for key, each in value}
             case "function":
-                return _REGISTERED[value] if tree["known"] else _missing_function(value)
+                return _REGISTERED[value] if tree["known"] else partial(_missing_function, value)
             case "hook":
                 if (value, tree["index"]) not in self._made:
                     self._made[value, tree["index"]] = self._hooks[value](self(tree["about"]))
@@ -181,11 +181,8 @@ def describe_setting(value: Any) -> str:
     return str(getattr(value, "__name__", type(value).__name__)) if callable(value) else repr(value)
 
 
-def _missing_function(name: str) -> Callable[..., Any]:
-    def missing(*args: Any) -> Any:
-        raise ValueError(f"{name!r} is a function of yours, which no file holds: construct the engine again with it")
-
-    return missing
+def _missing_function(name: str, *args: Any) -> Any:
+    raise ValueError(f"{name!r} is a function of yours, which no file holds: construct the engine again with it")
 
 
 def _is_own(cls: Any) -> bool:
