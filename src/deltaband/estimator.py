@@ -28,7 +28,7 @@ from .fitting.spec import FitSpec
 from .fitting.tasks import Classification
 from .storage.band_file import StoredBand
 from .summary import classification_summary, format_summary, regression_summary
-from .validation import check_index
+from .validation import check_int
 
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to finish
 
@@ -232,7 +232,7 @@ class Estimator:
             output: With `per_output=True` the number of the fit.
         """
         fits = self.fits_
-        check_index(output, "output", len(fits))
+        check_int(output, "output", 0, len(fits))
         return self._covariance(fits[output]).spectrum()
 
     def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:

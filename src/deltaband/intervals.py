@@ -24,7 +24,7 @@ from .network.model_copy import ParameterChoice
 from .results import Intervals, Side, like, parse_levels
 from .storage.encoding import storable
 from .target_transform import TargetTransform
-from .validation import check_ints, check_seed
+from .validation import check_int, check_ints
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -131,7 +131,7 @@ class PredictionIntervals(Estimator):
             The calibrated estimator itself.
         """
         fits, spec = self.fits_, self.spec
-        check_seed(seed)
+        check_int(seed, "seed", 0)
         spec.networks.forget()
         networks = [spec.fitted_network(fit) for fit in fits]
         spec.check_weights(networks[0], fits[0])

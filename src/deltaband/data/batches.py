@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import EmptyDataError
-from ..validation import check_positive_int, describe
+from ..validation import check_int, describe
 from .inputs import Inputs, as_tensor, check_finite
 
 EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only once): give at least one row"
@@ -137,14 +137,11 @@ class _StartedSource:
 def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | None = None) -> Batches:
     """Return the batches of a loader of `(x, y)`, or of what `unpack` turns into that; or of inputs X and targets y."""
     if n_rows is not None:
-        check_positive_int(n_rows, "n_rows")
+        check_int(n_rows, "n_rows")
     if y is not None:
         if isinstance(data, DataLoader | Dataset):
             raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
-        X, y = Inputs.of(data), read_targets(y)
-        check_lengths(X, y)
-        X.check_finite()  # here: a long fit must not end in an error that a look at the arrays would have given
-        check_finite(y, "targets")
+        X, y = read_arrays(data, y)  # a long fit must not end in an error that a look at the arrays would have given
         if n_rows not in (None, len(X)):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
         source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
@@ -164,6 +161,15 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | N
     if not isinstance(data, Iterable):
         raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {describe(data)}")
     return Batches(data, n_rows, unpack)
+
+
+def read_arrays(x: Any, y: Any) -> tuple[Inputs, Tensor]:
+    """Return inputs and targets (n, m) that are known to be finite and of the same length."""
+    X, targets = Inputs.of(x), read_targets(y)
+    check_lengths(X, targets)
+    X.check_finite()
+    check_finite(targets, "targets")
+    return X, targets
 
 
 def read_targets(y: Any) -> Tensor:  # (n,) or (n, m) -> (n, m) float64
