@@ -26,7 +26,7 @@ from .fitting.fit import ErrorReport, Fit
 from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
 from .fitting.tasks import Classification
-from .storage.band_file import StoredBand
+from .storage import StoredBand
 from .summary import classification_summary, format_summary, regression_summary
 from .validation import check_int
 

@@ -13,7 +13,7 @@ from ..data.row_record import Sample
 from ..errors import ArtefactError
 from ..network.model_copy import unwrap
 from ..network.network import Network, network_hook, network_maker
-from ..storage.band_file import WEIGHTS, StoredBand
+from ..storage import WEIGHTS, StoredBand
 from ..storage.container import as_json
 from ..storage.encoding import Encoder
 from .fit import Fit

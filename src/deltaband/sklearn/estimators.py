@@ -39,7 +39,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     network                             λ, n the rows trained on
     ==================================  ==================================================
     `MLPRegressor`, lbfgs, one output   alpha
-    `MLPRegressor`, sgd or adam         alpha·n/b, b the batch size (`deltaband.sklearn.mlp.damping`)
+    `MLPRegressor`, sgd or adam         alpha·n/b, b the batch size (`deltaband.sklearn.unwrap.mlp_damping`)
     skorch, `MSELoss`                   n·wd/2, wd the optimiser's coupled `weight_decay`
     ==================================  ==================================================
 

@@ -1,20 +1,22 @@
-"""The network inside a scikit-learn estimator, with the steps that X and the transforms that y go through."""
+"""The network inside a scikit-learn estimator as a torch module, its λ, and the steps around it for X and y."""
 
+import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.base import is_classifier
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop
 
 from ..target_transform import GRID_POINTS, RELATIVE_ROUNDING, TargetTransform
-from . import mlp
 
 SUPPORTED = (
     "IntervalRegressor takes an MLPRegressor or a skorch regressor: alone, as the last step of a Pipeline, in a "
@@ -22,6 +24,16 @@ SUPPORTED = (
 )
 # These add weight_decay·w to the gradient. Others shrink the weights directly, and have no λ.
 COUPLED_OPTIMISERS = (SGD, ASGD, RMSprop, Adagrad, Adadelta, Adam, Adamax, NAdam, RAdam)
+
+
+class Exponential(nn.Module):
+    """The output activation of `loss="poisson"`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU, "exp": Exponential}
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,7 @@ class WrappedNetwork:
 
     def module(self) -> nn.Module:
         """Return the network in torch: a copy of an MLPRegressor, or skorch's own module."""
-        return mlp.to_torch(self.network) if isinstance(self.network, MLPRegressor) else self.network.module_
+        return mlp_to_torch(self.network) if isinstance(self.network, MLPRegressor) else self.network.module_
 
     def check_shape(self, inputs: np.ndarray, y: np.ndarray) -> None:
         """Raise if skorch was trained on targets of another shape than its outputs, which torch broadcasts."""
@@ -88,7 +100,7 @@ class WrappedNetwork:
     def damping(self, n_rows: int, n_outputs: int) -> float | None:
         """Return λ where it follows from the training; for skorch from a squared loss and one coupled weight decay."""
         if isinstance(self.network, MLPRegressor):
-            return mlp.damping(self.network, n_rows)
+            return mlp_damping(self.network, n_rows)
         criterion, optimizer = (getattr(self.network, name, None) for name in ("criterion_", "optimizer_"))
         if type(criterion) is not nn.MSELoss or not isinstance(optimizer, COUPLED_OPTIMISERS):
             return None
@@ -119,3 +131,38 @@ def find_network(estimator: Any, fitted: bool = False) -> WrappedNetwork:
         got = repr(estimator) if isinstance(estimator, str | type | None) else type(estimator).__name__
         raise TypeError(f"{SUPPORTED}; got {got}")
     return WrappedNetwork(estimator)
+
+
+def mlp_to_torch(estimator: Any) -> nn.Sequential:
+    """Return a module with the weights of a fitted `MLPRegressor`, in float64: (b, features) -> (b, outputs)."""
+    modules: list[nn.Module] = []
+    for W, bias in zip(estimator.coefs_, estimator.intercepts_, strict=True):  # (fan_in, fan_out), (fan_out,)
+        # on "meta" a new layer has no weights: it draws no random numbers from the user's generator
+        layer = nn.Linear(W.shape[0], W.shape[1], device="meta")
+        layer.weight = nn.Parameter(torch.tensor(W.T, dtype=torch.float64))
+        layer.bias = nn.Parameter(torch.tensor(bias, dtype=torch.float64))
+        modules += [layer, ACTIVATIONS[estimator.activation]()]
+    return nn.Sequential(*modules[:-1], ACTIVATIONS[estimator.out_activation_]()).eval()
+
+
+def mlp_damping(estimator: Any, n_rows: int) -> float | None:
+    """Return λ of SSE + λ‖W‖² for a fit to `n_rows` rows; None without a penalty of squared errors.
+
+    Each batch B is one step along the gradient of (½·SSE_B + ½·alpha·‖W‖²)/|B|, SSE_B over all outputs. So λ is
+
+        alpha                      with lbfgs, whose only batch is all rows
+        alpha·n·mean of 1/|B|      with sgd and adam: alpha·n/b where the batch size b divides n
+
+    with n the rows trained on, without those that early stopping holds out. Biases are not penalised. With several
+    outputs lbfgs gets the mean of their losses but the gradient of their sum, and stops at a minimum of neither: no λ.
+    """
+    if estimator.alpha == 0 or getattr(estimator, "loss", "squared_error") != "squared_error":
+        return None
+    if estimator.solver == "lbfgs":
+        return float(estimator.alpha) if getattr(estimator, "n_outputs_", 1) == 1 else None
+    n = n_rows
+    if estimator.early_stopping:
+        n = max(1, n - math.ceil(estimator.validation_fraction * n))
+    b = min(200 if estimator.batch_size == "auto" else estimator.batch_size, n)
+    sizes = [stop - start for start, stop in pairwise([*range(0, n, b), n])]
+    return float(estimator.alpha) * n * sum(1 / size for size in sizes) / len(sizes)

@@ -3,8 +3,6 @@
 No pickle: a class is written by its name and its fields, and only classes registered with `storable` are restored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
