@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..data import labels
+from ..data.batches import check_labels, count_classes, refuse_text_labels
 from ..errors import FormulaMessage, warn
 from ..network.log_odds import joint_fisher, log_odds, own_fisher
 from ..network.network import Head
@@ -160,7 +160,7 @@ class Classification:
     scaler: ClassVar[Any] = None
 
     def groups(self, n_returned: int) -> list[Outputs]:
-        n_classes, chosen = labels.n_classes(n_returned), self.classes
+        n_classes, chosen = count_classes(n_returned), self.classes
         if chosen is None:
             chosen = (1,) if n_returned == 1 else tuple(range(n_classes))
         if unknown := [c for c in chosen if not 0 <= c < n_classes]:
@@ -175,10 +175,10 @@ class Classification:
         return own if self.per_output else joint_fisher
 
     def check_raw_targets(self, y: Any) -> None:
-        labels.refuse_text_labels(y)
+        refuse_text_labels(y)
 
     def check_targets(self, targets: Tensor, n_returned: int) -> None:
-        labels.check_labels(targets, n_returned)
+        check_labels(targets, n_returned)
 
     def check_first_rows(self, y: Tensor, targets: Tensor) -> None:
         check_outputs(y)
@@ -187,12 +187,12 @@ class Classification:
                 "the network returns probabilities (rows of numbers ≥ 0 that sum to 1), and logits are needed: give "
                 "output=torch.log, or take the softmax off"
             )
-        labels.check_labels(targets, y.shape[1])
+        check_labels(targets, y.shape[1])
 
     def losses(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> tuple[Tensor, np.ndarray]:
         """Return −log π of each row in the column of its class (for a class alone, of "c or not c"), and how many rows
         are classified correctly and how many scores lie outside [0, 1]."""
-        truth, s = labels.check_labels(targets, n_returned), y.double()
+        truth, s = check_labels(targets, n_returned), y.double()
         outside = int(((s < 0) | (s > 1)).sum())
         if s.shape[1] == 1:
             is_class = truth == (1 if n_returned <= 2 else outputs[0])

@@ -17,6 +17,14 @@ from torch import Tensor
 T = TypeVar("T", bound=Callable[..., Any])
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# by the name of a kind: its type, what is written of a value, and how that is turned into the value again
+KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "dtype": (torch.dtype, lambda dtype: str(dtype).removeprefix("torch."), DTYPES.__getitem__),
+    "slice": (slice, lambda ends: [ends.start, ends.stop], lambda ends: slice(*ends)),
+    "tuple": (tuple, list, tuple),
+    "set": (frozenset, lambda values: sorted(values, key=repr), frozenset),
+    "dict": (Mapping, lambda mapping: list(map(list, mapping.items())), dict),
+}
 OWN = __name__.partition(".")[0]  # the package whose names nobody else can take
 _REGISTERED: dict[str, Any] = {}
 
@@ -42,7 +50,6 @@ def registered(name: str, module: str | None = None) -> Any:
 
 
 def field_names(cls: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a dataclass or a NamedTuple."""
     return tuple(field.name for field in fields(cls)) if is_dataclass(cls) else tuple(cls._fields)
 
 
@@ -74,10 +81,6 @@ class Encoder:
                 return {"array": self._array(torch.from_numpy(value if plain else value.copy()))}
             case Tensor():
                 return {"tensor": self._array(value.detach().cpu())}
-            case torch.dtype():
-                return {"dtype": str(value).removeprefix("torch.")}
-            case slice():
-                return {"slice": [value.start, value.stop]}
             case _ if cls in self.hooks:
                 if id(value) not in self._hooked:
                     index, about = len(self._hooked), self(self.hooks[cls](value))
@@ -89,12 +92,9 @@ class Encoder:
                 return tree if _is_own(cls) else {**tree, "module": cls.__module__}
             case list():
                 return [self(each) for each in value]
-            case tuple():
-                return {"tuple": [self(each) for each in value]}
-            case frozenset():
-                return {"set": [self(each) for each in sorted(value, key=repr)]}
-            case Mapping():
-                return {"dict": [[self(key), self(each)] for key, each in value.items()]}
+        for kind, (of_kind, write, _) in KINDS.items():
+            if isinstance(value, of_kind):
+                return {kind: self(write(value))}
         advice = "decorate an engine with @register, another dataclass with @storable"
         raise TypeError(f"{cls.__name__} is not registered and cannot be saved: {advice}")
 
@@ -145,14 +145,8 @@ class Decoder:
                     tensor = self._tensors[name].clone().permute([order.index(dim) for dim in range(len(order))])
                     self._made[kind, name] = tensor if kind == "tensor" else tensor.numpy()
                 return self._made[kind, name]
-            case "dtype":
-                return DTYPES[value]
-            case "slice":
-                return slice(*value)
-            case "tuple" | "set":
-                return (tuple if kind == "tuple" else frozenset)(map(self, value))
-            case "dict":
-                return {self(key): self(each) for key, each in value}
+            case _ if kind in KINDS:
+                return KINDS[kind][2](self(value))
             case "function":
                 return _REGISTERED[value] if tree["known"] else partial(_missing_function, value)
             case "hook":
