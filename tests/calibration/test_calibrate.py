@@ -13,7 +13,7 @@ from deltaband.calibration.conformal import rows_needed
 from deltaband.data.inputs import Inputs
 from deltaband.data.row_record import RowRecord, RowSample
 from deltaband.metrics import coverage
-from deltaband.sklearn.estimators import BandRegressor
+from deltaband.sklearn import BandRegressor
 from tests.support.networks import mlp, regression
 
 

@@ -15,7 +15,7 @@ from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIn
 from deltaband.calibration.conformal import ConformalScale, Scales, rows_needed
 from deltaband.data.inputs import Inputs
 from deltaband.data.row_record import RowRecord, RowSample, row_hashes
-from deltaband.sklearn.estimators import BandRegressor
+from deltaband.sklearn import BandRegressor
 from tests.support.networks import mlp, regression
 
 EIGENVALUES = 10.0 ** np.linspace(2, -4, 30)

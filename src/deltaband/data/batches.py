@@ -154,13 +154,9 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | N
         if not hasattr(data, "__len__"):
             raise TypeError("a Dataset must have a length: define __len__, or pass a loader of (x, y) batches")
         data = DataLoader(data, batch_size=DEFAULT_BATCH_ROWS)
-    if isinstance(data, DataLoader):
-        return Batches(data, n_rows or _loader_rows(data), unpack)
-    if isinstance(data, list) and unpack is None:
-        return Batches(data, n_rows or sum(map(_length, data)))
     if not isinstance(data, Iterable):
         raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {describe(data)}")
-    return Batches(data, n_rows, unpack)
+    return Batches(data, n_rows or _count_rows(data, unpack), unpack)
 
 
 def read_arrays(x: Any, y: Any) -> tuple[Inputs, Tensor]:
@@ -216,17 +212,14 @@ def check_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 
     return y.long()
 
 
-def _loader_rows(loader: DataLoader[Any]) -> int | None:
-    if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
-        return None
-    n = operator.length_hint(loader.sampler, -1)
-    n -= n % loader.batch_size if loader.drop_last else 0
-    return n if n >= 0 else None
-
-
-def _length(batch: Any) -> int:
-    """Return the number of rows of one batch; 0 for what will be refused when its turn comes."""
-    return operator.length_hint(batch[1]) if isinstance(batch, tuple | list) and len(batch) == 2 else 0
+def _count_rows(data: Iterable[Any], unpack: Unpack | None) -> int | None:
+    if isinstance(data, DataLoader) and data.batch_size is not None and not isinstance(data.dataset, IterableDataset):
+        n = operator.length_hint(data.sampler, -1)
+        n -= n % data.batch_size if data.drop_last else 0
+        return n if n >= 0 else None
+    if isinstance(data, list) and unpack is None:  # other batches will be refused when their turn comes
+        return sum(operator.length_hint(each[1]) for each in data if isinstance(each, tuple | list) and len(each) == 2)
+    return None
 
 
 def _join(pairs: list[tuple[Inputs, Tensor]]) -> tuple[Inputs, Tensor]:

@@ -46,7 +46,6 @@ class WrappedNetwork:
     frozen: bool = False
 
     def inputs(self, X: Any) -> np.ndarray:
-        """Return X as the network sees it."""
         for step in self.steps:
             X = step.transform(X)
         if isinstance(self.network, MLPRegressor):
@@ -54,7 +53,6 @@ class WrappedNetwork:
         return check_array(X, dtype=None, ensure_2d=False, allow_nd=True, input_name="X")  # images, indices
 
     def to_network(self, y: np.ndarray) -> np.ndarray:  # (n,) or (n, m) -> (n, m)
-        """Return the targets that the network was trained on."""
         values = y.astype(np.float64).reshape(len(y), -1)
         for transformer in self.targets:
             values = np.asarray(transformer.transform(values), dtype=np.float64).reshape(values.shape)

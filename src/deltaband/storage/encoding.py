@@ -18,7 +18,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # by the name of a kind: its type, what is written of a value, and how that is turned into the value again
-KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "float": (float | np.floating, lambda number: str(float(number)), float),  # NaN and ±∞, which JSON has not
     "dtype": (torch.dtype, lambda dtype: str(dtype).removeprefix("torch."), DTYPES.__getitem__),
     "slice": (slice, lambda ends: [ends.start, ends.stop], lambda ends: slice(*ends)),
     "tuple": (tuple, list, tuple),
@@ -74,8 +75,8 @@ class Encoder:
                 return value
             case int() | np.integer():
                 return int(value)
-            case float() | np.floating():
-                return float(value) if math.isfinite(value) else {"float": str(float(value))}
+            case float() | np.floating() if math.isfinite(value):
+                return float(value)
             case np.ndarray():  # torch supports neither negative strides nor read-only memory
                 plain = value.flags.writeable and all(stride >= 0 for stride in value.strides)
                 return {"array": self._array(torch.from_numpy(value if plain else value.copy()))}
@@ -136,8 +137,6 @@ class Decoder:
             return tree
         kind, value = next(iter(tree.items()))
         match kind:
-            case "float":
-                return float(value)
             case "array" | "tensor":
                 name, order = value
                 if (kind, name) not in self._made:
