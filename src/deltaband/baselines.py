@@ -103,8 +103,7 @@ class MCDropout(_Gaussian):
         """Choose the noise_std of highest `log_likelihood` on held-out rows; it replaces the one given.
 
         Args:
-            x: The inputs of held-out rows.
-            y: Their targets, (n,) or (n, 1).
+            x, y: Held-out rows: inputs, and targets (n,) or (n, 1).
             noise_stds: The candidates; by default 24 from 1/100 to 2 standard deviations of `y`.
 
         Returns:
@@ -125,8 +124,7 @@ class MCDropout(_Gaussian):
         To choose a dropout rate, train a network with each and compare their likelihoods.
 
         Args:
-            x: The inputs of held-out rows.
-            y: Their targets, (n,) or (n, 1).
+            x, y: Held-out rows: inputs, and targets (n,) or (n, 1).
             noise_stds: One standard deviation of the noise, or several.
 
         Returns:
@@ -189,8 +187,7 @@ class DeepEnsemble(_Gaussian):
         Without held-out rows, give as `noise_std` the validation error of a network that was trained on a part of them.
 
         Args:
-            x: The inputs of held-out rows.
-            y: Their targets, (n,) or (n, 1).
+            x, y: Held-out rows: inputs, and targets (n,) or (n, 1).
 
         Returns:
             The object itself.

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -158,9 +157,8 @@ def mlp_damping(estimator: Any, n_rows: int) -> float | None:
         return None
     if estimator.solver == "lbfgs":
         return float(estimator.alpha) if getattr(estimator, "n_outputs_", 1) == 1 else None
-    n = n_rows
-    if estimator.early_stopping:
-        n = max(1, n - math.ceil(estimator.validation_fraction * n))
+    held_out = math.ceil(estimator.validation_fraction * n_rows) if estimator.early_stopping else 0
+    n = max(1, n_rows - held_out)
     b = min(200 if estimator.batch_size == "auto" else estimator.batch_size, n)
-    sizes = [stop - start for start, stop in pairwise([*range(0, n, b), n])]
+    sizes = np.diff([*range(0, n, b), n]).tolist()
     return float(estimator.alpha) * n * sum(1 / size for size in sizes) / len(sizes)

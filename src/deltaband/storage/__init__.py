@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,20 +25,10 @@ class StoredBand:
     """The content of a file, of which the fits are decoded when a network can be made."""
 
     path: Path
-    kind: str  # the name of the estimator's class
-    functions: dict[str, str]  # the arguments that no file holds, by name
     shapes: dict[str, list[int]]  # of the model's parameters
     options: dict[str, Any]
     tree: dict[str, Any]
     tensors: Mapping[str, Tensor]
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        tensors, texts = container.read(path, "band")
-        with _understanding(path):
-            tree, about = json.loads(texts["tree"]), json.loads(texts["band"])
-            options = Decoder(tensors)(tree["options"])
-            return cls(path, about["kind"], about["functions"], about["parameters"], options, tree, tensors)
 
     def decoded(self, hooks: Mapping[str, Callable[[Any], Any]]) -> tuple[tuple[Any, ...], Any]:  # fits, calibration
         decode = Decoder(self.tensors, hooks)
@@ -100,16 +90,18 @@ def load(
     Raises:
         ArtefactError: If the file is damaged or does not belong to the model.
     """
-    stored = StoredBand.read(Path(path))
-    given, needed = {"output": output, "batch": batch, "target_transform": target_transform}, stored.functions
+    tensors, texts = container.read(Path(path), "band")
+    with _understanding(Path(path)):
+        tree, about = json.loads(texts["tree"]), json.loads(texts["band"])
+        stored = StoredBand(Path(path), about["parameters"], Decoder(tensors)(tree["options"]), tree, tensors)
+        needed, restore = about["functions"], registered(about["kind"]).from_stored
+    given = {"output": output, "batch": batch, "target_transform": target_transform}
     for name, value in given.items():
         if name in needed and value is None:
             function = f"{name}={needed[name]}, which no file holds"
             raise ArtefactError(f"{path} was fitted with {function}: give {name}= again")
         if name not in needed and value is not None:
             raise ArtefactError(f"{path} was fitted without {name}: leave it out")
-    with _understanding(stored.path):
-        restore = registered(stored.kind).from_stored
     return restore(stored, model, strict, {name: given[name] for name in needed})
 
 
