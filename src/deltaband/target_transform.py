@@ -22,8 +22,8 @@ class TargetTransform:
 
     @classmethod
     def of(cls, transform: Any) -> Self:
-        """Return the transform for the argument `target_transform`, a pair (mean, std) or a scaler."""
-        if hasattr(transform, "inverse_transform"):
+        """Return the transform for the argument `target_transform`: None, a pair (mean, std) or a scaler."""
+        if transform is None or hasattr(transform, "inverse_transform"):
             return cls(scaler=transform)
         try:
             mean, std = (np.squeeze(to_numpy(part)) for part in transform)
