@@ -141,7 +141,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_inputs(X)
         X, y = indexable(X, _check_targets(y))
-        network = self._fitted_network()
+        network = self._fitted_network(needs_noise=False)
         inputs, targets = network.inputs(X), network.to_network(y)
         self.band_.calibrate(inputs, targets)
         mean, scale = map(_columns, self.band_.predict_mean_and_scale(inputs))
@@ -166,7 +166,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         mean = _predict(self.estimator_, X)
         if not return_std:
             return mean
-        network = self._network_with_noise()
+        network = self._fitted_network()
         z, scale = map(_columns, self.band_.predict_mean_and_scale(network.inputs(X)))
         return mean, network.std(z, self.noise_std_ * scale).reshape(mean.shape)
 
@@ -183,7 +183,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             `Intervals`, which unpack as mean, lower, upper.
         """
         self._check_inputs(X)
-        network, mean = self._network_with_noise(), _predict(self.estimator_, X)
+        network, mean = self._fitted_network(), _predict(self.estimator_, X)
         found = self.band_.predict(network.inputs(X), self.level if level is None else level)
         bounds = network.units.to_original_bounds(*interval_arrays(found, np.float64))
         lower, upper = (bound.reshape(found.lower.shape) for bound in bounds)
@@ -209,16 +209,13 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("Expected 2D array, got 1D array instead. Reshape your data: X.reshape(1, -1) is one row")
         validate_data(self, X, skip_check_array=True, reset=False)
 
-    def _network_with_noise(self) -> WrappedNetwork:
-        if np.isnan(self.noise_std_).any():
+    def _fitted_network(self, needs_noise: bool = True) -> WrappedNetwork:
+        """Return the network, which must be that of the fit: users may have trained a frozen one again."""
+        if needs_noise and np.isnan(self.noise_std_).any():
             why = "λ is not known: it does not follow from the training; give damping= or weight_decay="
             if self.band_.damping_ is not None:
                 why = "n − p* leaves no degrees of freedom for the noise; give a larger damping="
             raise ValueError(f"{why}, or calibration=0.2, or call calibrate(X, y) with rows not used in training")
-        return self._fitted_network()
-
-    def _fitted_network(self) -> WrappedNetwork:
-        """Return the network, which must be that of the fit: users may have trained a frozen one again."""
         network = find_network(self.estimator_, fitted=True)
         now, then = (list(module.parameters()) for module in (network.module(), self.band_.model))
         if len(now) != len(then) or not all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(now, then, strict=True)):
