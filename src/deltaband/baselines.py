@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from .data.batches import check_lengths, read_targets
+from .data.batches import read_arrays
 from .data.inputs import Inputs, check_finite
 from .errors import NotFittedError
 from .fitting.fit import ADVICE
 from .network.model_copy import eval_copy, unwrap
 from .network.network import Network, plain_autograd
 from .results import Intervals, like, parse_levels
-from .validation import check_non_negative, is_whole_number
+from .validation import check_int, check_non_negative
 
 # Dropout draws from torch's global generators: only one thread at a time may seed them.
 _GENERATORS_LOCK = threading.RLock()
@@ -61,15 +61,14 @@ class _Gaussian(ABC):
         from scipy.special import ndtri
 
         levels, noise_std = parse_levels(level), self.noise_std_
+        wanted = levels[0] if np.ndim(level) == 0 else levels
         X = Inputs.of(x)
         X.check_finite()
         mean, variance, dtype = self._moments(X)
-        half = np.sqrt(variance + noise_std**2)[:, None] * ndtri((1 + np.array(levels)) / 2)  # (n, levels)
-        bounds = [mean[:, None] - half, mean[:, None] + half]
-        if np.ndim(level) == 0:
-            bounds = [bound[:, 0] for bound in bounds]
-        mean, lower, upper = (like(x, part, dtype) for part in (mean, *bounds))
-        return Intervals(mean, lower, upper, levels[0] if np.ndim(level) == 0 else levels)
+        half = np.multiply.outer(np.sqrt(variance + noise_std**2), ndtri((1 + np.array(wanted)) / 2))  # (n, …)
+        middle = mean if half.ndim == 1 else mean[:, None]
+        mean, lower, upper = (like(x, part, dtype) for part in (mean, middle - half, middle + half))
+        return Intervals(mean, lower, upper, wanted)
 
     @abstractmethod
     def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
@@ -96,18 +95,15 @@ class MCDropout(_Gaussian):
 
     def __init__(self, model: nn.Module, *, noise_std: float | None = None, passes: int = 10000, seed: int = 0) -> None:
         super().__init__(noise_std)
-        for name, value, least in (("passes", passes, 2), ("seed", seed, 0)):
-            if not is_whole_number(value) or not least <= value < 2**63:
-                raise ValueError(f"{name} must be a whole number ≥ {least} and below 2⁶³, got {value!r}")
+        self.model = model
+        self.passes, self.seed = check_int(passes, "passes", 2, 2**63), check_int(seed, "seed", 0, 2**63)
         _dropouts(_network(model))  # report problems of the model now
-        self.model, self.passes, self.seed = model, int(passes), int(seed)
 
     def fit(self, x: Any, y: Any, *, noise_stds: Sequence[float] | None = None) -> Self:
         """Choose the noise_std of highest `log_likelihood` on held-out rows; it replaces the one given.
 
         Args:
-            x: The inputs of held-out rows.
-            y: Their targets, (n,) or (n, 1).
+            x, y: Held-out rows: inputs, and targets (n,) or (n, 1).
             noise_stds: The candidates; by default 24 from 1/100 to 2 standard deviations of `y`.
 
         Returns:
@@ -128,8 +124,7 @@ class MCDropout(_Gaussian):
         To choose a dropout rate, train a network with each and compare their likelihoods.
 
         Args:
-            x: The inputs of held-out rows.
-            y: Their targets, (n,) or (n, 1).
+            x, y: Held-out rows: inputs, and targets (n,) or (n, 1).
             noise_stds: One standard deviation of the noise, or several.
 
         Returns:
@@ -192,8 +187,7 @@ class DeepEnsemble(_Gaussian):
         Without held-out rows, give as `noise_std` the validation error of a network that was trained on a part of them.
 
         Args:
-            x: The inputs of held-out rows.
-            y: Their targets, (n,) or (n, 1).
+            x, y: Held-out rows: inputs, and targets (n,) or (n, 1).
 
         Returns:
             The object itself.
@@ -236,10 +230,8 @@ def _network(model: nn.Module) -> Network:
 def _dropouts(network: Network) -> list[_DropoutNd]:
     modules = [module for module in network.eval_copy.modules() if isinstance(module, _DropoutNd) and module.p > 0]
     if not modules:
-        no_dropout = "the model has no dropout module (such as nn.Dropout) with p > 0"
-        raise ValueError(
-            f"{no_dropout}, so nothing in it is stochastic: MCDropout is for networks trained with dropout"
-        )
+        why = "the model has no dropout module (such as nn.Dropout) with p > 0, so nothing in it is stochastic"
+        raise ValueError(f"{why}: MCDropout is for networks trained with dropout")
     return modules
 
 
@@ -287,12 +279,9 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _held_out(x: Any, y: Any) -> tuple[Inputs, Tensor]:  # (n,) targets
-    X, targets = Inputs.of(x), read_targets(y)
-    check_lengths(X, targets)
+    X, targets = read_arrays(x, y)
     if targets.shape[1] != 1:
         raise ValueError(f"targets must have shape (n,) or (n, 1), got {tuple(targets.shape)}")
     if len(X) == 0:
         raise ValueError("the held-out data are empty: give at least one row")
-    X.check_finite()
-    check_finite(targets, "targets")
     return X, targets[:, 0]

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import storage
 from .damping import Damping
 from .engines import Engine
 from .estimator import Estimator
@@ -19,10 +18,11 @@ from .network.log_odds import log_odds, log_odds_of_prediction
 from .network.model_copy import ParameterChoice
 from .network.network import Head
 from .results import ClassIntervals, Intervals, like, parse_levels
+from .storage.encoding import storable
 from .validation import check_ints
 
 
-@storage.loadable
+@storable
 class ClassificationIntervals(Estimator):
     """Confidence intervals of what a trained classifier says, class by class, by the delta method.
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from .validation import check_non_negative, check_positive_int
+from .validation import check_int, check_non_negative
 
 # The factor of n·weight_decay, for coupled weight decay. The optimiser adds wd·w to the gradient of the loss, so the
 # objective is loss + wd/2·‖w‖²; λ is what stands before ‖w‖² once the loss is scaled to the sum of squares.
@@ -42,7 +42,7 @@ class Damping:
             rule = "λ = n·weight_decay/(2·batch_size)"
             raise ValueError(f"loss='sum' needs batch_size=, and batch_size goes with loss='sum' alone: {rule}")
         if self.batch_size is not None:
-            check_positive_int(self.batch_size, "batch_size")
+            check_int(self.batch_size, "batch_size")
         for name, value in (("weight_decay", self.weight_decay), ("damping", self.damping)):
             check_non_negative(value, name)
             if value and not SMALLEST_VALUE <= float(value) <= LARGEST_VALUE:

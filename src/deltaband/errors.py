@@ -1,7 +1,5 @@
 """Every exception and warning of the library, and `warn`, which shows the user's own line."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings
@@ -57,11 +55,7 @@ class LayerMismatchError(Exception):
 
 
 def warn(*messages: str) -> None:
-    """Issue warnings that point at the line of the user's code which called the library.
-
-    Args:
-        messages: The text of each `DeltabandWarning`.
-    """
+    """Issue each message as a `DeltabandWarning` that points at the user's line which called the library."""
     # the outermost frame of the package, not the innermost: loaders and hooks of the user may lie in between
     frame, level, users_level = sys._getframe(1), 2, 2
     while frame.f_back is not None:

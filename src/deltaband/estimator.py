@@ -26,9 +26,9 @@ from .fitting.fit import ErrorReport, Fit
 from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
 from .fitting.tasks import Classification
-from .storage.band_file import BandRecord, StoredBand
+from .storage import StoredBand
 from .summary import classification_summary, format_summary, regression_summary
-from .validation import check_index
+from .validation import check_int
 
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to finish
 
@@ -232,7 +232,7 @@ class Estimator:
             output: With `per_output=True` the number of the fit.
         """
         fits = self.fits_
-        check_index(output, "output", len(fits))
+        check_int(output, "output", 0, len(fits))
         return self._covariance(fits[output]).spectrum()
 
     def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
@@ -331,7 +331,7 @@ class Estimator:
             raise TypeError(f"{path} holds {type(band).__name__}: load it with {type(band).__name__}.load")
         return band
 
-    def to_record(self, *, weights: bool = False, sample: bool = False) -> BandRecord:
+    def to_record(self, *, weights: bool = False, sample: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return everything that a file holds of this estimator; `deltaband.storage` writes it."""
         about = {"kind": type(self).__name__, "summary": self.summary()}
         return record_of(self.spec, self.fits_, self._calibration, about, weights=weights, sample=sample)

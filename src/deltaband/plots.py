@@ -11,7 +11,7 @@ from .display.svg import resolved_spectrum
 from .engines import Spectrum
 from .metrics import coverage
 from .results import Intervals, level_names, to_numpy
-from .validation import check_index
+from .validation import check_int
 
 if TYPE_CHECKING:  # matplotlib is an extra, loaded when a figure is drawn
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def fitted(
     if output is None and m > 1:
         raise ValueError(f"a figure shows one output, and there are {m}: choose one with output=0 to {m - 1}")
     if output is not None:
-        check_index(output, "output", m)
+        check_int(output, "output", 0, m)
         y = _of_output(y, output, m)
         data = None if data is None else (data[0], _of_output(data[1], output, m))
     if np.ndim(intervals.mean) == 2:

@@ -10,7 +10,7 @@ from torch import nn
 
 from .calibration import AllOutputs, Calibration, rows_needed
 from .damping import Damping
-from .data.labels import n_classes
+from .data.batches import count_classes
 from .display.notebook import Line
 from .fitting.fit import Fit
 
@@ -49,7 +49,7 @@ def classification_summary(
     model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
 ) -> list[Line]:
     """Return the lines of the summary of `ClassificationIntervals`."""
-    fit, n_all = fits[0], n_classes(fits[0].n_returned)
+    fit, n_all = fits[0], count_classes(fits[0].n_returned)
     one_against_rest = fit.n_returned > 2 and fit.n_outputs == 1
     classes = [c for each in fits for c in each.outputs]
     some = "the predicted one" if predicted else ", ".join(map(str, classes))

@@ -1,6 +1,6 @@
 """The transform that targets went through before training, and the way back to their original units."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,7 +10,6 @@ from .results import to_numpy
 
 GRID_POINTS = 9  # of an interval, at which the inverse of a transform is evaluated
 RELATIVE_ROUNDING = 1e-6  # of the values there
-Inverse = Callable[[np.ndarray], np.ndarray]  # of a transform
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +23,7 @@ class TargetTransform:
     @classmethod
     def of(cls, transform: Any) -> Self:
         """Return the transform for the argument `target_transform`: None, a pair (mean, std) or a scaler."""
-        if transform is None:
-            return cls()
-        if hasattr(transform, "inverse_transform"):
+        if transform is None or hasattr(transform, "inverse_transform"):
             return cls(scaler=transform)
         try:
             mean, std = (np.squeeze(to_numpy(part)) for part in transform)
@@ -54,11 +51,13 @@ class TargetTransform:
         middle = mean if lower.ndim == mean.ndim else mean[:, :, None]
         finite = [np.where(np.isinf(end), middle, end) for end in (lower, upper)]  # one-sided bounds have one end
         first, last = (np.moveaxis(each(*finite), 1, -1) for each in (np.minimum, np.maximum))
-        _, decreasing = evaluate_monotone(self._inverse, first, last)
+        _, decreasing = self._evaluate(first, last)
         swap = decreasing.reshape(-1, *[1] * (lower.ndim - 2))
         low, high = (np.where(swap, -end, end) for end in (lower, upper))  # what is infinite stays so
         low, high = (np.where(np.isinf(e), e, self.to_original(f)) for e, f in zip((low, high), finite, strict=True))
-        return sort_bounds(np.where(swap, high, low), np.where(swap, low, high))
+        low, high = np.where(swap, high, low), np.where(swap, low, high)
+        low, high = np.where(low > high, high, low), np.where(low > high, low, high)  # rounding may have reversed them
+        return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
 
     def to_scaled(self, values: np.ndarray) -> np.ndarray | None:  # (n, m)
         """Return targets in the units of training; None for a scaler, which may not accept all numbers."""
@@ -76,10 +75,26 @@ class TargetTransform:
         if self.scaler is None or len(values) == 0:
             return False
         first, last = values.min(axis=0), values.max(axis=0)
-        original, decreasing = evaluate_monotone(self._inverse, first, np.maximum(last, first + 1))
+        original, decreasing = self._evaluate(first, np.maximum(last, first + 1))
         if decreasing.any() and (original[-1] > original[0])[~decreasing].any():
             raise ValueError("target_transform reverses the order of some outputs and not of others: not supported")
         return bool(decreasing.any())
+
+    def _evaluate(self, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inverse on a grid from lower to upper, (GRID_POINTS, …, m), and where it decreases, (m,)."""
+        values = self._inverse(np.linspace(lower, upper, GRID_POINTS))
+        with np.errstate(invalid="ignore"):  # ∞ − ∞
+            steps = np.diff(values, axis=0)
+        rounding = RELATIVE_ROUNDING * np.abs(values, where=np.isfinite(values), out=np.zeros_like(values))[1:]
+        axes = tuple(range(steps.ndim - 1))
+        rises, falls = (steps > rounding).any(axis=axes), (steps < -rounding).any(axis=axes)  # (m,)
+        if (rises & falls).any():
+            raise ValueError(
+                "the inverse of the target transform is not monotone over the intervals, so their ends are not bounds "
+                "in the units of y; give a monotone one: of a square root, for instance, lambda z: "
+                "np.square(np.maximum(z, 0))"
+            )
+        return values, np.sign(np.nan_to_num(steps)).sum(axis=axes) < 0  # rounding may reverse some steps, but not most
 
     def _inverse(self, values: np.ndarray) -> np.ndarray:  # (…, m)
         rows = values.reshape(-1, values.shape[-1])
@@ -97,25 +112,3 @@ class TargetTransform:
             if len(part) not in (1, m := values.shape[1]):
                 raise ValueError(f"target_transform has {len(part)} columns, the intervals have {m} outputs")
             yield part.reshape(-1, *[1] * (values.ndim - 2))
-
-
-def evaluate_monotone(inverse: Inverse, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `inverse` at points from lower to upper, (…, m), as (GRID_POINTS, …, m), and where it decreases, (m,)."""
-    values = inverse(np.linspace(lower, upper, GRID_POINTS))
-    with np.errstate(invalid="ignore"):  # ∞ − ∞
-        steps = np.diff(values, axis=0)
-    rounding = RELATIVE_ROUNDING * np.abs(values, where=np.isfinite(values), out=np.zeros_like(values))[1:]
-    axes = tuple(range(steps.ndim - 1))
-    rises, falls = (steps > rounding).any(axis=axes), (steps < -rounding).any(axis=axes)  # (m,)
-    if (rises & falls).any():
-        raise ValueError(
-            "the inverse of the target transform is not monotone over the intervals, so their ends are not bounds in "
-            "the units of y; give a monotone one: of a square root, for instance, lambda z: np.square(np.maximum(z, 0))"
-        )
-    return values, np.sign(np.nan_to_num(steps)).sum(axis=axes) < 0  # rounding may reverse some steps, but not most
-
-
-def sort_bounds(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds in their order, which rounding may have reversed; infinite where the inverse has no value."""
-    low, high = np.where(low > high, high, low), np.where(low > high, low, high)
-    return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)

@@ -13,26 +13,13 @@ def is_whole_number(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def check_positive_int(value: Any, name: str) -> int:
-    return _whole_number(value, f"{name} must be a positive whole number", 1)
-
-
-def check_int_at_least(value: Any, name: str, least: int) -> int:
-    return _whole_number(value, f"{name} must be a whole number ≥ {least}", least)
-
-
-def check_seed(value: Any) -> int:
-    return check_int_at_least(value, "seed", 0)
-
-
-def check_index(value: Any, name: str, size: int) -> int:
-    """Return an index into `size` things as an int; negative ones are not supported."""
-    return _whole_number(value, f"{name} must be a whole number from 0 to {size - 1}", 0, size)
-
-
-def _whole_number(value: Any, expected: str, least: int, end: float = math.inf) -> int:
-    if not is_whole_number(value) or not least <= value < end:
-        raise ValueError(f"{expected}, got {value!r}")
+def check_int(value: Any, name: str, least: int = 1, end: int | None = None) -> int:
+    """Return a whole number of at least `least` and below `end` as an int."""
+    if not is_whole_number(value) or value < least or (end is not None and value >= end):
+        expected = "a positive whole number" if least == 1 else f"a whole number ≥ {least}"
+        if end is not None:
+            expected = f"a whole number from {least} to {end - 1}"
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
     return int(value)
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from deltaband import DeltabandWarning, Exact, FrequentDirections, PredictionIntervals, RobustFrequentDirections
 from deltaband.calibration import drift_p_value, rows_needed
 from deltaband.data.inputs import Inputs
-from deltaband.data.row_record import RowRecord
+from deltaband.data.row_record import RowRecord, RowSample
 from deltaband.metrics import coverage
-from deltaband.sklearn.estimators import BandRegressor
+from deltaband.sklearn import BandRegressor
 from tests.support.networks import mlp, regression
 
 
@@ -132,7 +132,7 @@ def test_rows_that_are_repeated_by_chance_are_no_training_rows():
 
 
 def test_the_share_of_repeated_rows_is_counted():
-    record = RowRecord(512)
+    record = RowRecord(RowSample(512))
     record.update(Inputs.of(torch.tensor([[1.0], [2.0], [1.0]])), torch.zeros(3, 1))
     record.update(Inputs.of(torch.tensor([[2.0], [3.0]])), torch.tensor([[5.0], [0.0]]))
     seen = record.seen()

@@ -14,8 +14,8 @@ import tests.reference as reference
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, RobustFrequentDirections
 from deltaband.calibration import ConformalScale, Scales, rows_needed
 from deltaband.data.inputs import Inputs
-from deltaband.data.row_record import RowRecord, row_hashes
-from deltaband.sklearn.estimators import BandRegressor
+from deltaband.data.row_record import RowRecord, RowSample, row_hashes
+from deltaband.sklearn import BandRegressor
 from tests.support.networks import mlp, regression
 
 EIGENVALUES = 10.0 ** np.linspace(2, -4, 30)
@@ -384,10 +384,10 @@ def test_equal_rows_have_equal_hashes_however_they_are_batched(dtype):
 
 
 def test_a_sample_of_the_training_rows_is_uniform_and_bounded():
-    record = RowRecord(512)
+    record = RowRecord(RowSample(512))
     for i in range(0, 20_000, 100):
         record.update(Inputs.of(torch.arange(i, i + 100, dtype=torch.float64)[:, None]), torch.zeros(100, 1))
-    sample = record.sample().pieces[0].tensors[0]
+    sample = record.sample.rows().pieces[0].tensors[0]
     assert len(sample) == 512
     assert abs(sample.mean() - 10_000) < 4 * 20_000 / math.sqrt(12 * 512)
     assert len(record.seen().hashes) == 20_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaband.storage.atomic import atomic, writable
+from deltaband.storage.container import atomic, writable
 
 
 def names(folder: Path) -> list[str]:

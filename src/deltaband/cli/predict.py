@@ -12,7 +12,7 @@ import typer
 
 from .. import metrics, storage
 from ..results import Intervals, level_name, parse_levels
-from ..storage.atomic import atomic
+from ..storage.container import atomic
 from . import options
 from .errors import Refusal, Usage, check_file
 from .models import LoadedBand, load_band

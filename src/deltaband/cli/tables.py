@@ -19,7 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import torch
 
-from ..storage.atomic import atomic, writable
+from ..storage.container import atomic, writable
 from .errors import Refusal, Usage, check_file, near
 from .output import join_names, progress_bar
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import EmptyDataError
-from ..validation import check_positive_int, describe
+from ..validation import check_int, describe
 from .inputs import Inputs, as_tensor, check_finite
 
 EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only once): give at least one row"
@@ -137,14 +137,11 @@ class _StartedSource:
 def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | None = None) -> Batches:
     """Return the batches of a loader of `(x, y)`, or of what `unpack` turns into that; or of inputs X and targets y."""
     if n_rows is not None:
-        check_positive_int(n_rows, "n_rows")
+        check_int(n_rows, "n_rows")
     if y is not None:
         if isinstance(data, DataLoader | Dataset):
             raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
-        X, y = Inputs.of(data), read_targets(y)
-        check_lengths(X, y)
-        X.check_finite()  # here: a long fit must not end in an error that a look at the arrays would have given
-        check_finite(y, "targets")
+        X, y = read_arrays(data, y)  # a long fit must not end in an error that a look at the arrays would have given
         if n_rows not in (None, len(X)):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
         source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
@@ -157,13 +154,18 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | N
         if not hasattr(data, "__len__"):
             raise TypeError("a Dataset must have a length: define __len__, or pass a loader of (x, y) batches")
         data = DataLoader(data, batch_size=DEFAULT_BATCH_ROWS)
-    if isinstance(data, DataLoader):
-        return Batches(data, n_rows or _loader_rows(data), unpack)
-    if isinstance(data, list) and unpack is None:
-        return Batches(data, n_rows or sum(map(_length, data)))
     if not isinstance(data, Iterable):
         raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {describe(data)}")
-    return Batches(data, n_rows, unpack)
+    return Batches(data, n_rows or _count_rows(data, unpack), unpack)
+
+
+def read_arrays(x: Any, y: Any) -> tuple[Inputs, Tensor]:
+    """Return inputs and targets (n, m) that are known to be finite and of the same length."""
+    X, targets = Inputs.of(x), read_targets(y)
+    check_lengths(X, targets)
+    X.check_finite()
+    check_finite(targets, "targets")
+    return X, targets
 
 
 def read_targets(y: Any) -> Tensor:  # (n,) or (n, m) -> (n, m) float64
@@ -179,17 +181,45 @@ def check_lengths(x: Inputs, y: Tensor) -> None:
         raise ValueError(f"inputs and targets must have the same number of rows: {len(x)} inputs, {len(y)} targets")
 
 
-def _loader_rows(loader: DataLoader[Any]) -> int | None:
-    if loader.batch_size is None or isinstance(loader.dataset, IterableDataset):
-        return None
-    n = operator.length_hint(loader.sampler, -1)
-    n -= n % loader.batch_size if loader.drop_last else 0
-    return n if n >= 0 else None
+def count_classes(n_returned: int) -> int:
+    return max(n_returned, 2)  # one logit is that of the second of two classes
 
 
-def _length(batch: Any) -> int:
-    """Return the number of rows of one batch; 0 for what will be refused when its turn comes."""
-    return operator.length_hint(batch[1]) if isinstance(batch, tuple | list) and len(batch) == 2 else 0
+def refuse_text_labels(y: Any) -> None:
+    """Raise if labels are text or objects, with a more helpful error than that of other targets."""
+    kind = getattr(getattr(y, "dtype", None), "kind", None)
+    if kind in ("U", "S", "O") or (isinstance(y, list) and any(isinstance(label, str) for label in y)):
+        advice = "number the classes as in training, for instance with np.unique(y, return_inverse=True)[1]"
+        raise TypeError(f"labels must be whole numbers from 0, got words or objects: {advice}")
+
+
+def check_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 -> (b,) int64
+    classes = count_classes(n_returned)
+    expected = f"labels must be whole numbers from 0 to {classes - 1}, one per row"
+    if targets.shape[1] != 1:
+        hint = "; for one-hot rows give y.argmax(axis=1)" if targets.shape[1] == classes else ""
+        raise ValueError(f"{expected}, got {targets.shape[1]} columns{hint}")
+    y = targets[:, 0]
+    bad = ~((y >= 0) & (y < classes) & (y == y.round()))
+    if bool(bad.any()):
+        value = float(y[bad][0])
+        hint = "one output is the logit of class 1" if n_returned == 1 else f"the network has {n_returned} outputs"
+        if n_returned == 1 and value == -1:
+            hint += "; give (y + 1) / 2"
+        elif n_returned > 1 and value == classes:
+            hint += "; if your labels start at 1, give y - 1"
+        raise ValueError(f"{expected}, got {value:g}: {hint}")
+    return y.long()
+
+
+def _count_rows(data: Iterable[Any], unpack: Unpack | None) -> int | None:
+    if isinstance(data, DataLoader) and data.batch_size is not None and not isinstance(data.dataset, IterableDataset):
+        n = operator.length_hint(data.sampler, -1)
+        n -= n % data.batch_size if data.drop_last else 0
+        return n if n >= 0 else None
+    if isinstance(data, list) and unpack is None:  # other batches will be refused when their turn comes
+        return sum(operator.length_hint(each[1]) for each in data if isinstance(each, tuple | list) and len(each) == 2)
+    return None
 
 
 def _join(pairs: list[tuple[Inputs, Tensor]]) -> tuple[Inputs, Tensor]:

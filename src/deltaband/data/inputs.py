@@ -121,11 +121,10 @@ def _from_numpy(array: np.ndarray, what: str) -> Tensor:
         raise TypeError(f"{what} must not be masked: remove the masked rows first")
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{what} must be numbers, got an array of dtype {array.dtype}; try .astype(float)")
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # of either byte order
-        array = array.astype(np.float64)
-    if not array.dtype.isnative or any(stride < 0 for stride in array.strides) or not array.flags.writeable:
-        array = np.array(array, dtype=array.dtype.newbyteorder("="))
-    return torch.from_numpy(np.asarray(array))
+    is_long = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    dtype = np.dtype(np.float64) if is_long else array.dtype.newbyteorder("=")
+    plain = array.dtype == dtype and array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(np.asarray(array) if plain else np.array(array, dtype=dtype))
 
 
 def check_finite(values: Tensor, what: str, first_row: int = 0, advice: str = "remove or impute such rows") -> None:

@@ -1,7 +1,7 @@
 """The record of the training rows: a hash of each row, and a random sample of the rows."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -113,46 +113,40 @@ class RowSample:
         return Sample(*zip(*pieces, strict=True))
 
 
+@dataclass(eq=False)
 class RowRecord:
     """The hashes and a sample of the training rows, updated as they stream by."""
 
-    def __init__(self, sample_size: int, seed: int = 0) -> None:
-        self._hashes = [np.zeros(0, dtype=np.uint64)]
-        self._sample = RowSample(sample_size, seed)
+    sample: RowSample
+    parts: list[np.ndarray] = field(default_factory=list)  # of the hashes
 
     @classmethod
     def from_seen(cls, seen: SeenRows, sample: Sample, sample_size: int) -> Self:
         """Continue the record of a fit, of which the hashes and a sample of its rows are left."""
-        record = cls(sample_size, seed=int(seen.hashes.sum(dtype=np.uint64)))
-        record._hashes.append(seen.hashes)
-        record._sample.resume(sample, len(seen.hashes))
-        return record
+        drawn = RowSample(sample_size, seed=int(seen.hashes.sum(dtype=np.uint64)))
+        drawn.resume(sample, len(seen.hashes))
+        return cls(drawn, [seen.hashes])
 
     def state(self) -> dict[str, Any]:
-        return {"hashes": self.hashes(), "sample": self._sample.state()}
+        return {"hashes": self.hashes(), "sample": self.sample.state()}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        record = cls(0)
-        record._hashes, record._sample = [state["hashes"]], RowSample.from_state(state["sample"])
-        return record
+        return cls(RowSample.from_state(state["sample"]), [state["hashes"]])
 
     def update(self, x: Inputs, y: Tensor) -> None:
-        self._hashes.append(pair_hashes(x, y))
-        self._sample.update(x)
+        self.parts.append(pair_hashes(x, y))
+        self.sample.update(x)
 
     def merge(self, other: Self) -> None:
-        self._hashes += other._hashes
-        self._sample.merge(other._sample)
+        self.parts += other.parts
+        self.sample.merge(other.sample)
 
     def hashes(self) -> np.ndarray:  # (n,), in the order in which the rows came
-        return np.concatenate(self._hashes)
+        return np.concatenate([np.zeros(0, dtype=np.uint64), *self.parts])
 
     def seen(self) -> SeenRows:
         return SeenRows(np.sort(self.hashes()))
-
-    def sample(self) -> Sample:
-        return self._sample.rows()
 
 
 def pair_hashes(x: Inputs, y: Tensor) -> np.ndarray:  # (b,) uint64

@@ -19,7 +19,7 @@ import torch
 from ..errors import warn
 from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
 from ..storage.encoding import storable
-from ..validation import check_choice, check_memory, check_positive_int
+from ..validation import check_choice, check_int, check_memory
 from .base import Accumulator, Cost, Engine, Known, not_regular, private, reduced, register, shared
 from .exact import eigh, kernel
 from .spectral import PowerLawTail, SketchedCovariance, power_law
@@ -64,7 +64,7 @@ class Directions(Engine):
 
     def __post_init__(self) -> None:
         if not (isinstance(self.rank, str) and self.rank == "auto"):
-            check_positive_int(self.rank, "rank must be 'auto', or it")
+            check_int(self.rank, "rank must be 'auto', or it")
         if not callable(self.score):
             raise TypeError(f"score must be a function of (singular values, damping), got {self.score!r}")
         check_choice(self.tail, "tail", ("none", "estimate"))

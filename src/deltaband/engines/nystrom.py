@@ -17,7 +17,7 @@ import numpy as np
 
 from ..network.gradient_batch import GradientBatch
 from ..storage.encoding import storable
-from ..validation import check_choice, check_positive_int, check_seed
+from ..validation import check_choice, check_int
 from .base import Accumulator, Cost, Engine, Known, not_regular, reduced, register, shared
 from .exact import add_gram, eigh
 from .spectral import SpectralCovariance, effective
@@ -53,10 +53,10 @@ class Nystrom(Engine):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "landmarks", check_positive_int(self.landmarks, "landmarks"))
+        object.__setattr__(self, "landmarks", check_int(self.landmarks, "landmarks"))
         check_choice(self.choose, "choose", ("random", "leverage"))
         check_choice(self.tail, "tail", ("estimate", "none"))
-        object.__setattr__(self, "seed", check_seed(self.seed))
+        object.__setattr__(self, "seed", check_int(self.seed, "seed", 0))
 
     @property
     def sample_size(self) -> int:

@@ -21,7 +21,7 @@ import torch
 
 from ..network.gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..storage.encoding import storable
-from ..validation import check_seed, is_whole_number
+from ..validation import check_int
 from .base import Cost, Covariance, Engine, Known, not_regular, reduced, register
 from .exact import Exact, ExactRows, accumulated_fields
 from .spectral import SpectralCovariance
@@ -54,10 +54,8 @@ class RandomProjection(Engine):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not is_whole_number(self.dim) or not 1 <= self.dim < 2**31:
-            raise ValueError(f"dim must be a positive whole number below 2³¹, got {self.dim!r}")
-        object.__setattr__(self, "dim", int(self.dim))
-        object.__setattr__(self, "seed", check_seed(self.seed))
+        object.__setattr__(self, "dim", check_int(self.dim, "dim", 1, 2**31))
+        object.__setattr__(self, "seed", check_int(self.seed, "seed", 0))
 
     def cost(self, problem: Problem) -> Cost:
         if self.dim >= problem.n_parameters:

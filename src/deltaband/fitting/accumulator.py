@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
-from ..data.row_record import RowRecord, Sample, pair_hashes, share_by_chance
+from ..data.row_record import RowRecord, RowSample, Sample, pair_hashes, share_by_chance
 from ..engines import Accumulator, Option, Problem
 from ..engines.base import Total
 from ..errors import EmptyDataError, NoGradientError
@@ -81,7 +81,7 @@ class FitAccumulator:
         if not option.engine.is_exact:
             self._n_compared = accuracy.affordable_rows(option.engine, problem, start.memory) // m
         self._n_leverages = max(1, min(LEVERAGE_ROWS, accuracy.SAMPLE_INPUT_BYTES // (m * problem.input_bytes)))
-        self.record = RowRecord(max(self._n_leverages, self._n_compared), seed)
+        self.record = RowRecord(RowSample(max(self._n_leverages, self._n_compared), seed))
         self._losses, self._counts = np.zeros(m), np.zeros(0)
         self._energy = 0.0
         self.n_rows = 0
@@ -242,7 +242,7 @@ class FitAccumulator:
         settings = self.engine.sized_engine(2 * n_rows * m)
         with plain_autograd(network.device):
             covariance = self.engine.finish(self.spec.damping.at(n_rows, start.n_returned))
-        exact, rows = covariance.is_exact, self.record.sample()
+        exact, rows = covariance.is_exact, self.record.sample.rows()
         n_compared = 0 if exact else min(len(rows), self._n_compared)
         fit = Fit(
             covariance,

@@ -22,7 +22,7 @@ from ..engines import Engine, Exact, Known, Problem, largest
 from ..errors import DeltabandWarning
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.network import Network, plain_autograd
-from ..validation import check_int_at_least
+from ..validation import check_int
 from .fit import ErrorReport, Fit, RowBuffer, evaluate_sample
 from .spec import FitSpec
 
@@ -49,7 +49,7 @@ def worst_report(spec: FitSpec, fits: Sequence[Fit], x: Any, sample: int | None)
     """Estimate the errors of fits over the rows `x` or over training rows, and return the largest."""
     least = SAMPLE_ROWS_AT_LEAST
     if sample is not None:
-        check_int_at_least(sample, "sample", least)
+        check_int(sample, "sample", least)
     X = None if x is None else Inputs.of(x)
     if X is not None:
         X.check_finite()

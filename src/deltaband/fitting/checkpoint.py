@@ -18,7 +18,7 @@ from ..data.inputs import Inputs
 from ..errors import ArtefactError, DamagedArtefactError, warn
 from ..network.network import network_hook, network_maker
 from ..storage import container
-from ..storage.atomic import writable
+from ..storage.container import writable
 from ..storage.encoding import Decoder, Encoder
 from ..validation import check_seconds
 from .accumulator import FitAccumulator

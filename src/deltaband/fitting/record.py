@@ -7,21 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.row_record import Sample
 from ..errors import ArtefactError
 from ..network.model_copy import unwrap
 from ..network.network import Network, network_hook, network_maker
-from ..storage.band_file import BandRecord, StoredBand
+from ..storage import WEIGHTS, StoredBand
+from ..storage.container import as_json
+from ..storage.encoding import Encoder
 from .fit import Fit
 from .spec import FitSpec
 
 
 def record_of(
     spec: FitSpec, fits: Sequence[Fit], calibration: Any, about: dict[str, Any], *, weights: bool, sample: bool
-) -> BandRecord:
-    """Return everything that a file holds of fits and their calibration."""
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return everything that a file holds of fits and their calibration, as tensors and texts."""
     first = fits[0]
     about = {
         **about,
@@ -38,9 +40,17 @@ def record_of(
         "holds_weights": weights,
         "holds_sample": sample and any(len(fit.sample) > 0 for fit in fits),
     }
-    kept = tuple(fits) if sample else tuple(replace(fit, sample=Sample()) for fit in fits)
-    state = dict(unwrap(spec.model).state_dict()) if weights else {}
-    return BandRecord(about, spec.options(), kept, calibration, state, network_hook)
+    encode, trees = Encoder(), []
+    for fit in fits:
+        encode.hooks = network_hook(fit.outputs)
+        trees.append(encode(fit if sample else replace(fit, sample=Sample())))
+    tree = {"options": encode(spec.options()), "fits": trees, "calibration": encode(calibration)}
+    state = unwrap(spec.model).state_dict() if weights else {}
+    for name, w in state.items():
+        if not isinstance(w, Tensor):
+            raise TypeError(f"{name!r} in the model's state dict is not a tensor but {type(w).__name__}: not saved")
+        encode.tensors[WEIGHTS + name] = w.detach().cpu().contiguous().clone()
+    return encode.tensors, {"band": as_json(about), "tree": as_json(tree)}
 
 
 def check_shapes(stored: StoredBand, model: nn.Module) -> None:

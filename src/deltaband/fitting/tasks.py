@@ -6,7 +6,7 @@ Both classes have the same members; a fit knows no other difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..data import labels
+from ..data.batches import check_labels, count_classes, refuse_text_labels
 from ..errors import FormulaMessage, warn
 from ..network.log_odds import joint_fisher, log_odds, own_fisher
 from ..network.network import Head
@@ -34,7 +34,7 @@ class Regression:
     outputs: Outputs | None = None  # None: all
     single: bool = False  # whether one output was asked for by its number
     per_output: bool = False
-    units: TargetTransform | None = None
+    units: TargetTransform = field(default_factory=TargetTransform)
 
     has_noise: ClassVar[bool] = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
     no_gradient_hint: ClassVar[str] = ""  # why else all gradients may be zero
@@ -42,7 +42,7 @@ class Regression:
     @property
     def scaler(self) -> Any:
         """The scaler that targets went through before training, if there is one."""
-        return None if self.units is None else self.units.scaler
+        return self.units.scaler
 
     def selected(self, n_returned: int) -> Outputs:
         """Return the outputs that there are intervals for."""
@@ -76,8 +76,6 @@ class Regression:
         n_returned = y.shape[1]
         chosen = self.selected(n_returned)
         given, outputs = self.select_targets(chosen, targets, n_returned).numpy(), y[:, list(chosen)].numpy()
-        if self.units is None:
-            return
         self.units.to_original(outputs)  # a transform that cannot take them is found before the work
         scaled = self.units.to_scaled(given)
         if scaled is None or len(given) < N_ROWS_TO_JUDGE_UNITS:
@@ -132,14 +130,14 @@ class Regression:
         """Return the arguments that it was constructed from, functions aside."""
         outputs = self.outputs
         options = {"outputs": outputs[0] if outputs is not None and self.single else outputs}
-        if self.units is None or self.units.mean is None:
+        if self.units.mean is None:
             return options
         return {**options, "target_transform": (self.units.mean, self.units.std)}
 
     def noise_std(self, fits: Sequence[Fit]) -> np.ndarray:  # (m,)
         """Return s of each output, in the units of the target where these are known."""
         noise = np.concatenate([fit.noise_std for fit in fits])
-        return noise if self.units is None else self.units.to_original_difference(noise)
+        return self.units.to_original_difference(noise)
 
     def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
         """Return what a file tells about fits for this task."""
@@ -160,7 +158,7 @@ class Classification:
     scaler: ClassVar[Any] = None
 
     def groups(self, n_returned: int) -> list[Outputs]:
-        n_classes, chosen = labels.n_classes(n_returned), self.classes
+        n_classes, chosen = count_classes(n_returned), self.classes
         if chosen is None:
             chosen = (1,) if n_returned == 1 else tuple(range(n_classes))
         if unknown := [c for c in chosen if not 0 <= c < n_classes]:
@@ -175,10 +173,10 @@ class Classification:
         return own if self.per_output else joint_fisher
 
     def check_raw_targets(self, y: Any) -> None:
-        labels.refuse_text_labels(y)
+        refuse_text_labels(y)
 
     def check_targets(self, targets: Tensor, n_returned: int) -> None:
-        labels.check_labels(targets, n_returned)
+        check_labels(targets, n_returned)
 
     def check_first_rows(self, y: Tensor, targets: Tensor) -> None:
         check_outputs(y)
@@ -187,12 +185,12 @@ class Classification:
                 "the network returns probabilities (rows of numbers ≥ 0 that sum to 1), and logits are needed: give "
                 "output=torch.log, or take the softmax off"
             )
-        labels.check_labels(targets, y.shape[1])
+        check_labels(targets, y.shape[1])
 
     def losses(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> tuple[Tensor, np.ndarray]:
         """Return −log π of each row in the column of its class (for a class alone, of "c or not c"), and how many rows
         are classified correctly and how many scores lie outside [0, 1]."""
-        truth, s = labels.check_labels(targets, n_returned), y.double()
+        truth, s = check_labels(targets, n_returned), y.double()
         outside = int(((s < 0) | (s > 1)).sum())
         if s.shape[1] == 1:
             is_class = truth == (1 if n_returned <= 2 else outputs[0])

@@ -1,5 +1,282 @@
-"""Intervals for scikit-learn estimators."""
+"""scikit-learn estimators: intervals for a regressor that contains a network, and a fitted band as a regressor."""
 
-from .estimators import BandRegressor, IntervalRegressor
+import warnings
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import Any, Literal, Self
 
-__all__ = ["BandRegressor", "IntervalRegressor"]
+import numpy as np
+import torch
+from scipy.sparse import issparse
+from torch import nn
+
+try:
+    from sklearn.base import BaseEstimator, RegressorMixin, clone
+    from sklearn.model_selection import train_test_split
+    from sklearn.utils import check_array, get_tags, indexable
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:  # pragma: no cover
+    raise ImportError("this needs scikit-learn ≥ 1.6: pip install 'deltaband[sklearn]'") from error
+
+from ..engines import Engine
+from ..errors import UnreliableFormulaWarning
+from ..intervals import PredictionIntervals
+from ..results import Intervals, interval_arrays, parse_levels
+from .unwrap import WrappedNetwork, find_network
+
+RELATIVE_TOLERANCE = 1e-3  # between the predictions of the estimator and of its network
+
+
+@dataclass(eq=False, repr=False)  # scikit-learn reads the settings from __init__, and has its own repr
+class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Prediction intervals for a regressor that contains a network.
+
+    `fit` trains a clone of the estimator and fits a band to the same rows. λ of the band follows from how the network
+    was trained:
+
+    ==================================  ==================================================
+    network                             λ, n the rows trained on
+    ==================================  ==================================================
+    `MLPRegressor`, lbfgs, one output   alpha
+    `MLPRegressor`, sgd or adam         alpha·n/b, b the batch size (`deltaband.sklearn.unwrap.mlp_damping`)
+    skorch, `MSELoss`                   n·wd/2, wd the optimiser's coupled `weight_decay`
+    ==================================  ==================================================
+
+    This neglects that scikit-learn does not penalise biases, and that some of the rows may have been held out of the
+    training. Where λ is not known, as without weight decay, there are intervals only after a calibration; where it is
+    small, as with scikit-learn's default alpha, they are far better after one.
+
+    Args:
+        estimator: An `MLPRegressor` or a skorch regressor: alone, as the last step of a `Pipeline`, in a
+            `TransformedTargetRegressor`, or several of these nested. A trained network in a `FrozenEstimator` is
+            kept: give `fit` the rows that it was trained on.
+        damping: λ itself, instead of the table's.
+        weight_decay: The weight decay of a mean squared error, λ = n·weight_decay/2, instead of the table's λ.
+        calibration: The share of the rows that `fit` holds out to calibrate on, for conformal intervals.
+        level: The default level of `predict_interval`.
+        engine, memory: See `PredictionIntervals`.
+        random_state: Seed or generator for drawing the rows held out; the estimator has its own.
+
+    Attributes:
+        estimator_: The trained estimator.
+        band_: The `PredictionIntervals`, in the units that the network was trained in.
+        noise_std_: The standard deviation of the noise, in the same units.
+        n_features_in_: The number of features, where X has two dimensions.
+        feature_names_in_: The names of the features, where X has such.
+    """
+
+    estimator: Any
+    _: KW_ONLY
+    damping: float | None = None
+    weight_decay: float | None = None
+    calibration: float = 0.0
+    level: float = 0.95
+    engine: Engine | Literal["auto"] = "auto"
+    memory: float | None = None
+    random_state: Any = None
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train a clone of the estimator, unless it is frozen, fit the band, and calibrate it if `calibration` is set.
+
+        Args:
+            X: The training rows, as the estimator takes them.
+            y: Their targets (n,), or (n, m) for m outputs.
+
+        Returns:
+            The regressor itself.
+
+        Raises:
+            TypeError: If the estimator does not contain a network for regression.
+            ValueError: If a setting is wrong, or the estimator predicts something other than its network's outputs.
+        """
+        network = find_network(self.estimator)
+        self._new_band(nn.PReLU(), self.damping)  # any module will do; this one draws no random numbers
+        parse_levels(self.level)
+        share: Any = self.calibration
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) < 1:
+            raise ValueError(f"calibration must be the share of the rows to hold out, from 0 to below 1, got {share!r}")
+        if share and network.frozen:
+            why = "calibration holds rows out of the training, but a frozen network is trained already"
+            raise ValueError(f"{why}: leave it at 0, fit, and call calibrate(X, y) with rows not used in training")
+        validate_data(self, X, y, skip_check_array=True)  # the estimator checks the rest of X
+        X, y = indexable(X, _check_targets(y))
+        held_out: tuple[Any, ...] = ()
+        if self.calibration:
+            parts = train_test_split(X, y, test_size=self.calibration, random_state=self.random_state)
+            X, y, held_out = parts[0], parts[2], (parts[1], parts[3])
+        estimator = clone(self.estimator)
+        if issparse(X) and not network.steps:
+            raise TypeError("X is sparse, which the network cannot take: give X.toarray(), or a Pipeline that does it")
+        estimator.fit(X, y)
+        prediction = _predict(estimator, X)
+        network = find_network(estimator, fitted=True)
+        damping = self.damping
+        if damping is None and self.weight_decay is None:
+            damping = network.damping(len(y), prediction[:1].size)
+        band = self._new_band(network.module(), damping)
+        inputs = network.inputs(X)
+        network.check_shape(inputs, y)
+        with warnings.catch_warnings():
+            if held_out:  # the calibration makes up for it
+                warnings.simplefilter("ignore", UnreliableFormulaWarning)
+            band.fit(inputs, network.to_network(y), progress=False)
+        outputs = network.units.to_original(_columns(band.predict_mean(inputs))).reshape(prediction.shape)
+        tolerance = RELATIVE_TOLERANCE * (np.abs(outputs) + np.ptp(prediction, axis=0))
+        if not (np.abs(prediction - outputs) <= tolerance).all():
+            why = "has a skorch regressor a predict_nonlinearity, or a predict of its own?"
+            raise ValueError(f"the estimator predicts something other than its network's outputs: {why}")
+        self.estimator_, self.band_, self.noise_std_ = estimator, band, band.noise_std_
+        return self.calibrate(*held_out) if held_out else self
+
+    def calibrate(self, X: Any, y: Any) -> Self:
+        """Make the intervals of a frozen network conformal, after `fit`; for any other network, set `calibration`.
+
+        Args:
+            X: Rows that the network was not trained on.
+            y: Their targets.
+
+        Returns:
+            The regressor itself.
+        """
+        self._check_inputs(X)
+        X, y = indexable(X, _check_targets(y))
+        network = self._fitted_network(needs_noise=False)
+        inputs, targets = network.inputs(X), network.to_network(y)
+        self.band_.calibrate(inputs, targets)
+        mean, scale = map(_columns, self.band_.predict_mean_and_scale(inputs))
+        noise = np.sqrt(np.mean(np.square((targets - mean) / scale), axis=0))  # (m,)
+        self.noise_std_ = float(noise[0]) if len(noise) == 1 else noise
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Return the estimator's prediction, and with `return_std=True` the standard deviation of a new observation.
+
+        That is s·√(1 + q); after a calibration s·√(1 + b·q), with b and λ as calibrated, and s the root mean square of
+        the calibration residuals over that scale.
+
+        Args:
+            X: The rows to predict.
+            return_std: Whether to return the standard deviation too; a transform of the target must then be affine.
+
+        Returns:
+            The prediction (n,) or (n, m), or a pair of it and the standard deviation of the same shape.
+        """
+        self._check_inputs(X)
+        mean = _predict(self.estimator_, X)
+        if not return_std:
+            return mean
+        network = self._fitted_network()
+        z, scale = map(_columns, self.band_.predict_mean_and_scale(network.inputs(X)))
+        return mean, network.std(z, self.noise_std_ * scale).reshape(mean.shape)
+
+    def predict_interval(self, X: Any, level: float | Sequence[float] | None = None) -> Intervals:
+        """Return the estimator's prediction with bounds for a new observation, in the units of y.
+
+        Where the target is transformed, the bounds are those of the network's output, transformed back.
+
+        Args:
+            X: The rows to predict.
+            level: One level, or several for one column each; that of the constructor by default.
+
+        Returns:
+            `Intervals`, which unpack as mean, lower, upper.
+        """
+        self._check_inputs(X)
+        network, mean = self._fitted_network(), _predict(self.estimator_, X)
+        found = self.band_.predict(network.inputs(X), self.level if level is None else level)
+        bounds = network.units.to_original_bounds(*interval_arrays(found, np.float64))
+        lower, upper = (bound.reshape(found.lower.shape) for bound in bounds)
+        middle = mean if lower.ndim == mean.ndim else mean[..., None]  # rounding may have put it outside
+        return Intervals(mean, np.minimum(lower, middle), np.maximum(upper, middle), found.level)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        if hasattr(self.estimator, "__sklearn_tags__"):
+            inner = get_tags(self.estimator)
+            tags.input_tags, tags.non_deterministic = inner.input_tags, inner.non_deterministic
+            tags.regressor_tags = inner.regressor_tags or tags.regressor_tags
+            tags.input_tags.sparse = False
+        return tags
+
+    def _new_band(self, module: nn.Module, damping: float | None) -> PredictionIntervals:
+        settings: dict[str, Any] = {"weight_decay": self.weight_decay, "engine": self.engine, "memory": self.memory}
+        return PredictionIntervals(module, damping=damping, **settings)
+
+    def _check_inputs(self, X: Any) -> None:
+        check_is_fitted(self)
+        if getattr(X, "ndim", 2) == 1 and hasattr(self, "n_features_in_"):
+            raise ValueError("Expected 2D array, got 1D array instead. Reshape your data: X.reshape(1, -1) is one row")
+        validate_data(self, X, skip_check_array=True, reset=False)
+
+    def _fitted_network(self, needs_noise: bool = True) -> WrappedNetwork:
+        """Return the network, which must be that of the fit: users may have trained a frozen one again."""
+        if needs_noise and np.isnan(self.noise_std_).any():
+            why = "λ is not known: it does not follow from the training; give damping= or weight_decay="
+            if self.band_.damping_ is not None:
+                why = "n − p* leaves no degrees of freedom for the noise; give a larger damping="
+            raise ValueError(f"{why}, or calibration=0.2, or call calibrate(X, y) with rows not used in training")
+        network = find_network(self.estimator_, fitted=True)
+        now, then = (list(module.parameters()) for module in (network.module(), self.band_.model))
+        if len(now) != len(then) or not all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(now, then, strict=True)):
+            raise ValueError("the network's weights have changed since fit: call fit again")
+        return network
+
+
+@dataclass(eq=False, repr=False)
+class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """A fitted band as a regressor with a standard deviation, for libraries that take such regressors.
+
+    An example is MAPIE's `SplitConformalRegressor(..., conformity_score="std_normalized", prefit=True)`, conformalised
+    on other rows than the band was calibrated on. A band that knows λ needs no calibration of its own for this.
+
+    Args:
+        band: A fitted `PredictionIntervals`.
+    """
+
+    band: PredictionIntervals
+
+    @property
+    def is_fitted(self) -> bool:
+        return hasattr(self.band, "n_rows_")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self.is_fitted
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Return the regressor itself, or raise NotFittedError if the band is not fitted; nothing is trained."""
+        self.band.summary()
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Return the network's prediction in float64, and with `return_std=True` the scale of the interval's width.
+
+        Args:
+            X: The rows to predict, an array.
+            return_std: Whether to return the scale too.
+
+        Returns:
+            The prediction, or a pair of it and the scale σ(x) that the width of an interval is proportional to.
+        """
+        X = np.asarray(X)
+        if not return_std:
+            return self.band.predict_mean(X).astype(np.float64)
+        return tuple(part.astype(np.float64) for part in self.band.predict_mean_and_scale(X))
+
+
+def _check_targets(y: Any) -> np.ndarray:  # (n,) or (n, m), as given
+    y = check_array(y, dtype=None, ensure_2d=False, allow_nd=True, input_name="y")
+    if y.dtype.kind in "USM":
+        raise TypeError(f"y must be numbers, got an array of dtype {y.dtype}")
+    if y.ndim > 2:
+        raise ValueError(f"y must have shape (n,), or (n, m) for m outputs, got {y.shape}")
+    return y
+
+
+def _predict(estimator: Any, X: Any) -> np.ndarray:  # (n,), or (n, m) for several outputs
+    prediction = np.asarray(estimator.predict(X), dtype=np.float64)
+    return prediction.reshape(-1) if prediction.shape[1:] == (1,) else prediction
+
+
+def _columns(values: np.ndarray) -> np.ndarray:  # (n,) or (n, m) -> (n, m)
+    return values.reshape(len(values), -1)

@@ -1,20 +1,21 @@
-"""The network inside a scikit-learn estimator, with the steps that X and the transforms that y go through."""
+"""The network inside a scikit-learn estimator as a torch module, its λ, and the steps around it for X and y."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.base import is_classifier
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop
 
-from ..target_transform import GRID_POINTS, RELATIVE_ROUNDING, evaluate_monotone, sort_bounds
-from . import mlp
+from ..target_transform import GRID_POINTS, RELATIVE_ROUNDING, TargetTransform
 
 SUPPORTED = (
     "IntervalRegressor takes an MLPRegressor or a skorch regressor: alone, as the last step of a Pipeline, in a "
@@ -22,6 +23,16 @@ SUPPORTED = (
 )
 # These add weight_decay·w to the gradient. Others shrink the weights directly, and have no λ.
 COUPLED_OPTIMISERS = (SGD, ASGD, RMSprop, Adagrad, Adadelta, Adam, Adamax, NAdam, RAdam)
+
+
+class Exponential(nn.Module):
+    """The output activation of `loss="poisson"`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU, "exp": Exponential}
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,6 @@ class WrappedNetwork:
     frozen: bool = False
 
     def inputs(self, X: Any) -> np.ndarray:
-        """Return X as the network sees it."""
         for step in self.steps:
             X = step.transform(X)
         if isinstance(self.network, MLPRegressor):
@@ -42,26 +52,21 @@ class WrappedNetwork:
         return check_array(X, dtype=None, ensure_2d=False, allow_nd=True, input_name="X")  # images, indices
 
     def to_network(self, y: np.ndarray) -> np.ndarray:  # (n,) or (n, m) -> (n, m)
-        """Return the targets that the network was trained on."""
         values = y.astype(np.float64).reshape(len(y), -1)
         for transformer in self.targets:
             values = np.asarray(transformer.transform(values), dtype=np.float64).reshape(values.shape)
         return values
 
-    def to_units(self, z: np.ndarray) -> np.ndarray:  # (…, m)
-        """Return outputs of the network in the units of y."""
-        values = z.astype(np.float64).reshape(-1, z.shape[-1])
-        with np.errstate(over="ignore", invalid="ignore"):  # the upper end of an interval may well be exp(1000)
-            for transformer in reversed(self.targets):
-                values = np.asarray(transformer.inverse_transform(values), dtype=np.float64).reshape(values.shape)
-        return values.reshape(z.shape)
+    def inverse_transform(self, z: np.ndarray) -> np.ndarray:  # (n, m)
+        values = z.astype(np.float64)
+        for transformer in reversed(self.targets):
+            values = np.asarray(transformer.inverse_transform(values), dtype=np.float64).reshape(z.shape)
+        return values
 
-    def bounds(self, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (…, m)
-        """Return the bounds for y from those of the network's output; the transform of the target must be monotone."""
-        if not self.targets:
-            return lower.astype(np.float64), upper.astype(np.float64)
-        values, falls = evaluate_monotone(self.to_units, lower, upper)
-        return sort_bounds(np.where(falls, values[-1], values[0]), np.where(falls, values[0], values[-1]))
+    @property
+    def units(self) -> TargetTransform:
+        """The map from the network's outputs to the units of y."""
+        return TargetTransform(scaler=self if self.targets else None)
 
     def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray:  # (n, m), (n, m) -> (n, m)
         """Return standard deviations of the network's output in the units of y; the transform must be affine."""
@@ -69,7 +74,7 @@ class WrappedNetwork:
             return std.astype(np.float64)
         low, high = (z - std).min(axis=0), (z + std).max(axis=0)  # (m,)
         low, high = np.where(high > low, low, low - 1), np.where(high > low, high, low + 1)
-        values = self.to_units(np.linspace(low, high, GRID_POINTS))
+        values = self.units.to_original(np.linspace(low, high, GRID_POINTS))
         line = np.linspace(values[0], values[-1], GRID_POINTS)
         if not (np.abs(values - line) <= RELATIVE_ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
             why = "a standard deviation keeps its meaning only under an affine transform of the target"
@@ -78,7 +83,7 @@ class WrappedNetwork:
 
     def module(self) -> nn.Module:
         """Return the network in torch: a copy of an MLPRegressor, or skorch's own module."""
-        return mlp.to_torch(self.network) if isinstance(self.network, MLPRegressor) else self.network.module_
+        return mlp_to_torch(self.network) if isinstance(self.network, MLPRegressor) else self.network.module_
 
     def check_shape(self, inputs: np.ndarray, y: np.ndarray) -> None:
         """Raise if skorch was trained on targets of another shape than its outputs, which torch broadcasts."""
@@ -92,7 +97,7 @@ class WrappedNetwork:
     def damping(self, n_rows: int, n_outputs: int) -> float | None:
         """Return λ where it follows from the training; for skorch from a squared loss and one coupled weight decay."""
         if isinstance(self.network, MLPRegressor):
-            return mlp.damping(self.network, n_rows)
+            return mlp_damping(self.network, n_rows)
         criterion, optimizer = (getattr(self.network, name, None) for name in ("criterion_", "optimizer_"))
         if type(criterion) is not nn.MSELoss or not isinstance(optimizer, COUPLED_OPTIMISERS):
             return None
@@ -123,3 +128,37 @@ def find_network(estimator: Any, fitted: bool = False) -> WrappedNetwork:
         got = repr(estimator) if isinstance(estimator, str | type | None) else type(estimator).__name__
         raise TypeError(f"{SUPPORTED}; got {got}")
     return WrappedNetwork(estimator)
+
+
+def mlp_to_torch(estimator: Any) -> nn.Sequential:
+    """Return a module with the weights of a fitted `MLPRegressor`, in float64: (b, features) -> (b, outputs)."""
+    modules: list[nn.Module] = []
+    for W, bias in zip(estimator.coefs_, estimator.intercepts_, strict=True):  # (fan_in, fan_out), (fan_out,)
+        # on "meta" a new layer has no weights: it draws no random numbers from the user's generator
+        layer = nn.Linear(W.shape[0], W.shape[1], device="meta")
+        layer.weight = nn.Parameter(torch.tensor(W.T, dtype=torch.float64))
+        layer.bias = nn.Parameter(torch.tensor(bias, dtype=torch.float64))
+        modules += [layer, ACTIVATIONS[estimator.activation]()]
+    return nn.Sequential(*modules[:-1], ACTIVATIONS[estimator.out_activation_]()).eval()
+
+
+def mlp_damping(estimator: Any, n_rows: int) -> float | None:
+    """Return λ of SSE + λ‖W‖² for a fit to `n_rows` rows; None without a penalty of squared errors.
+
+    Each batch B is one step along the gradient of (½·SSE_B + ½·alpha·‖W‖²)/|B|, SSE_B over all outputs. So λ is
+
+        alpha                      with lbfgs, whose only batch is all rows
+        alpha·n·mean of 1/|B|      with sgd and adam: alpha·n/b where the batch size b divides n
+
+    with n the rows trained on, without those that early stopping holds out. Biases are not penalised. With several
+    outputs lbfgs gets the mean of their losses but the gradient of their sum, and stops at a minimum of neither: no λ.
+    """
+    if estimator.alpha == 0 or getattr(estimator, "loss", "squared_error") != "squared_error":
+        return None
+    if estimator.solver == "lbfgs":
+        return float(estimator.alpha) if getattr(estimator, "n_outputs_", 1) == 1 else None
+    held_out = math.ceil(estimator.validation_fraction * n_rows) if estimator.early_stopping else 0
+    n = max(1, n_rows - held_out)
+    b = min(200 if estimator.batch_size == "auto" else estimator.batch_size, n)
+    sizes = np.diff([*range(0, n, b), n]).tolist()
+    return float(estimator.alpha) * n * sum(1 / size for size in sizes) / len(sizes)

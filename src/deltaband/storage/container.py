@@ -1,10 +1,14 @@
-"""Tensors and texts in one safetensors file, with a digest over both that is checked on reading."""
+"""Tensors and texts in one safetensors file, with a digest over both; files that are replaced whole or not at all."""
 
 import errno
 import hashlib
 import json
+import os
+import secrets
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,6 @@ from torch import Tensor
 
 from ..errors import ArtefactError, DamagedArtefactError
 from ..version import __version__
-from .atomic import atomic
 
 FORMAT = 2
 FIRST_BYTES = b'{"__metadata__"'  # of the header, after its length
@@ -87,3 +90,56 @@ def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
 def as_json(value: Any) -> str:
     """Return a value as JSON; arrays as lists, and what JSON does not know as text."""
     return json.dumps(value, ensure_ascii=False, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
+
+
+def writable(path: Path, *, overwrite: bool = True) -> Path:
+    """Return `path` with links resolved, or raise the OSError that says why it cannot be written."""
+    path = path.resolve()
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, not a file")
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is not a regular file")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent}")
+    # the new file is created there, even if the old one is writable
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"no permission to write into {path.parent}")
+    return path
+
+
+@contextmanager
+def atomic(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+    """Yield a temporary file beside `path`, which replaces it at the end of the block; if that raises, nothing changes.
+
+    The suffix is that of `path`, for writers that depend on it; permissions are those of the replaced file.
+    """
+    path = writable(path, overwrite=overwrite)
+    temporary = path.with_name(f".{path.stem[:100]}.{secrets.token_hex(6)}{path.suffix}")
+    # O_EXCL: never an existing file. 0o666 less the umask is what open() gives; tempfile would give 0o600.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    mode = stat.S_IMODE(temporary.stat().st_mode)
+    try:
+        yield temporary
+        if path.exists():
+            if not overwrite:
+                raise FileExistsError(f"{path} has been written by another program in the meantime")
+            mode = stat.S_IMODE(path.stat().st_mode)
+        temporary.chmod(mode)  # a writer may have replaced it by a new file (safetensors does)
+        _flush(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        _flush(path.parent)  # the rename itself
+
+
+def _flush(path: Path) -> None:
+    # Windows flushes only files that are open for writing; a folder opens only for reading.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

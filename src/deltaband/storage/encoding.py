@@ -3,8 +3,6 @@
 No pickle: a class is written by its name and its fields, and only classes registered with `storable` are restored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -19,6 +17,15 @@ from torch import Tensor
 T = TypeVar("T", bound=Callable[..., Any])
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# by the name of a kind: its type, what is written of a value, and how that is turned into the value again
+KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "float": (float | np.floating, lambda number: str(float(number)), float),  # NaN and ±∞, which JSON has not
+    "dtype": (torch.dtype, lambda dtype: str(dtype).removeprefix("torch."), DTYPES.__getitem__),
+    "slice": (slice, lambda ends: [ends.start, ends.stop], lambda ends: slice(*ends)),
+    "tuple": (tuple, list, tuple),
+    "set": (frozenset, lambda values: sorted(values, key=repr), frozenset),
+    "dict": (Mapping, lambda mapping: list(map(list, mapping.items())), dict),
+}
 OWN = __name__.partition(".")[0]  # the package whose names nobody else can take
 _REGISTERED: dict[str, Any] = {}
 
@@ -44,7 +51,6 @@ def registered(name: str, module: str | None = None) -> Any:
 
 
 def field_names(cls: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a dataclass or a NamedTuple."""
     return tuple(field.name for field in fields(cls)) if is_dataclass(cls) else tuple(cls._fields)
 
 
@@ -69,17 +75,13 @@ class Encoder:
                 return value
             case int() | np.integer():
                 return int(value)
-            case float() | np.floating():
-                return float(value) if math.isfinite(value) else {"float": str(float(value))}
+            case float() | np.floating() if math.isfinite(value):
+                return float(value)
             case np.ndarray():  # torch supports neither negative strides nor read-only memory
                 plain = value.flags.writeable and all(stride >= 0 for stride in value.strides)
                 return {"array": self._array(torch.from_numpy(value if plain else value.copy()))}
             case Tensor():
                 return {"tensor": self._array(value.detach().cpu())}
-            case torch.dtype():
-                return {"dtype": str(value).removeprefix("torch.")}
-            case slice():
-                return {"slice": [value.start, value.stop]}
             case _ if cls in self.hooks:
                 if id(value) not in self._hooked:
                     index, about = len(self._hooked), self(self.hooks[cls](value))
@@ -91,12 +93,9 @@ class Encoder:
                 return tree if _is_own(cls) else {**tree, "module": cls.__module__}
             case list():
                 return [self(each) for each in value]
-            case tuple():
-                return {"tuple": [self(each) for each in value]}
-            case frozenset():
-                return {"set": [self(each) for each in sorted(value, key=repr)]}
-            case Mapping():
-                return {"dict": [[self(key), self(each)] for key, each in value.items()]}
+        for kind, (of_kind, write, _) in KINDS.items():
+            if isinstance(value, of_kind):
+                return {kind: self(write(value))}
         advice = "decorate an engine with @register, another dataclass with @storable"
         raise TypeError(f"{cls.__name__} is not registered and cannot be saved: {advice}")
 
@@ -138,8 +137,6 @@ class Decoder:
             return tree
         kind, value = next(iter(tree.items()))
         match kind:
-            case "float":
-                return float(value)
             case "array" | "tensor":
                 name, order = value
                 if (kind, name) not in self._made:
@@ -147,16 +144,10 @@ class Decoder:
                     tensor = self._tensors[name].clone().permute([order.index(dim) for dim in range(len(order))])
                     self._made[kind, name] = tensor if kind == "tensor" else tensor.numpy()
                 return self._made[kind, name]
-            case "dtype":
-                return DTYPES[value]
-            case "slice":
-                return slice(*value)
-            case "tuple" | "set":
-                return (tuple if kind == "tuple" else frozenset)(map(self, value))
-            case "dict":
-                return {self(key): self(each) for key, each in value}
+            case _ if kind in KINDS:
+                return KINDS[kind][2](self(value))
             case "function":
-                return _REGISTERED[value] if tree["known"] else _missing_function(value)
+                return _REGISTERED[value] if tree["known"] else partial(_missing_function, value)
             case "hook":
                 if (value, tree["index"]) not in self._made:
                     self._made[value, tree["index"]] = self._hooks[value](self(tree["about"]))
@@ -181,11 +172,8 @@ def describe_setting(value: Any) -> str:
     return str(getattr(value, "__name__", type(value).__name__)) if callable(value) else repr(value)
 
 
-def _missing_function(name: str) -> Callable[..., Any]:
-    def missing(*args: Any) -> Any:
-        raise ValueError(f"{name!r} is a function of yours, which no file holds: construct the engine again with it")
-
-    return missing
+def _missing_function(name: str, *args: Any) -> Any:
+    raise ValueError(f"{name!r} is a function of yours, which no file holds: construct the engine again with it")
 
 
 def _is_own(cls: Any) -> bool:
