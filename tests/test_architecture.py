@@ -40,7 +40,6 @@ LAZY: dict[tuple[str, str], str] = {
     ("cli.demo", "sklearn"): OPTIONAL,
     ("cli.demo", "threadpoolctl"): OPTIONAL,
     ("cli.models", "safetensors"): ONE_FEATURE,
-    ("cli.output", "tqdm"): PROGRESS,
     ("cli.predict", ".report.page"): "only `deltaband report` needs it; the other commands start faster without",
     ("engines.directions", "scipy"): SLOW,
     ("engines.gram", "scipy"): SLOW,

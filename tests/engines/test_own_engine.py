@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from deltaband import ArtefactError, PredictionIntervals
-from deltaband.cli.engines import engine as parse_engine
-from deltaband.cli.errors import Refusal, Usage
+from deltaband.cli.options import engine as parse_engine
+from deltaband.cli.output import Refusal, Usage
 from deltaband.engines import plan_fit, registered_engines
 from deltaband.engines.cost import Problem
 from tests.engines.contract import EngineContract

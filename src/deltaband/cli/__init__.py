@@ -7,11 +7,9 @@ import warnings
 from collections.abc import Sequence
 
 from ..errors import DeltabandWarning
-from .errors import Refusal
-from .output import one_line, strip_control_characters
+from .output import Refusal, one_line, strip_control_characters
 
 REQUIRED_PACKAGES = ("typer", "pyarrow")
-EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run([word for word in words if word != "--debug"] or ["--help"])
     except KeyboardInterrupt:
         print("deltaband: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return 130
     except Exception as error:
         if "--debug" in words:
             traceback.print_exc()

@@ -15,8 +15,7 @@ from .. import metrics, plots
 from ..engines import Engine, Exact, ImportantDirections, RobustFrequentDirections
 from ..intervals import PredictionIntervals
 from . import options
-from .errors import Refusal
-from .output import format_table, print_result
+from .output import Refusal, format_table, print_result
 
 TRAINING_STEPS = 3000
 METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)

@@ -5,10 +5,10 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +20,9 @@ from ..calibration.conformal import rows_needed
 from ..errors import warn
 from ..intervals import PredictionIntervals
 from . import options
-from .engines import engine, nbytes
-from .errors import Refusal, Usage
 from .models import load_network, network_dtype
-from .output import join_names, print_result, progress_bar, strip_control_characters, user_output_to_stderr, with_type
-from .tables import BATCH_ROWS, check_output, number_batches, open_table
+from .output import Refusal, Usage, join_names, print_result, strip_control_characters, user_output_to_stderr, with_type
+from .tables import StoredRows, check_output, number_batches, open_table, store_rows
 
 MAX_BYTES_IN_MEMORY = 2**27  # stored rows that take more go to a temporary file
 
@@ -133,7 +131,7 @@ def fit(
             selected = np.append(selected, np.ones(store_rows(file, other_batches), dtype=bool))
         if selected.all() or (calibration is not None and not selected.any()):
             raise Refusal(f"{train} has no rows left for {'the fit' if selected.all() else 'calibration'}")
-        stored = StoredRows(file, len(rows.features), len(rows.targets), rows.dtype, scale, ~selected)
+        stored = StoredRows(file, len(rows.features), len(rows.targets), rows.dtype, ~selected, scale or (0.0, 1.0))
         band.fit(stored, n_rows=stored.n_rows, progress=sys.stderr.isatty())
         if calibration is not None:
             band.calibrate(replace(stored, selected=selected, progress_label="calibrating"), seed=seed)
@@ -160,49 +158,6 @@ def fit(
     }
     text = f"saved {out}, {megabytes}: {', '.join(rows.targets)} from {join_names(rows.features)}"
     print_result(result, f"{band.summary()}\n{text}", as_json)
-
-
-@dataclass(frozen=True)
-class StoredRows:
-    """Rows as numbers, read and checked once: batches `(x, y)` that can be iterated again and again."""
-
-    file: IO[bytes]  # (n, features + targets) float64
-    n_features: int
-    n_targets: int
-    dtype: torch.dtype  # of the network
-    scale: tuple[np.ndarray, np.ndarray] | None  # mean and standard deviation that targets were scaled with
-    selected: np.ndarray  # (n,) bool
-    progress_label: str | None = None
-
-    @property
-    def n_rows(self) -> int:
-        return int(self.selected.sum())
-
-    def __iter__(self) -> Iterator[tuple[Tensor, np.ndarray]]:
-        width = self.n_features + self.n_targets
-        with progress_bar(self.progress_label, self.n_rows) as bar:
-            for start in range(0, len(self.selected), BATCH_ROWS):
-                self.file.seek(start * width * 8)
-                values = np.frombuffer(self.file.read(BATCH_ROWS * width * 8)).reshape(-1, width)
-                values = values[self.selected[start : start + BATCH_ROWS]]
-                x, y = values[:, : self.n_features], values[:, self.n_features :]
-                if self.scale is not None:
-                    y = (y - self.scale[0]) / self.scale[1]
-                if len(values):
-                    yield torch.from_numpy(x).to(self.dtype), y
-                bar.update(len(values))
-
-
-def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
-    """Append rows to a file and return how many there were."""
-    n = 0
-    for values in batches:
-        try:
-            file.write(values.tobytes())
-        except OSError as error:
-            raise Refusal(f"rows could not be stored in {tempfile.gettempdir()} (see TMPDIR): {error}") from error
-        n += len(values)
-    return n
 
 
 class _TrainingRows(NamedTuple):
@@ -250,7 +205,7 @@ def _open_training_rows(
 
 def _check_settings(engine_text: str, memory: str | None, **settings: Any) -> dict[str, Any]:
     """Return the keywords of PredictionIntervals, checked before any file is read."""
-    settings |= {"engine": engine(engine_text), "memory": None if memory is None else nbytes(memory)}
+    settings |= {"engine": options.engine(engine_text), "memory": None if memory is None else options.nbytes(memory)}
     try:
         PredictionIntervals(nn.PReLU(), **settings)  # any module will do
     except (TypeError, ValueError) as error:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..intervals import PredictionIntervals
-from .errors import Refusal, Usage, check_file, near
-from .output import one_line, user_output_to_stderr, with_type
+from .output import Refusal, Usage, check_file, near, one_line, user_output_to_stderr, with_type
 
 
 class LoadedBand(NamedTuple):

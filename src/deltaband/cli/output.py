@@ -1,24 +1,54 @@
-"""Text for the screen: results on stdout, as text or JSON; everything else on stderr."""
+"""What users get to see: results on stdout, as text or JSON; everything else, such as errors, on stderr."""
 
+import difflib
 import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from .errors import Refusal
+from tqdm import tqdm
 
 MAX_ERROR_CHARACTERS = 800
 MAX_LISTED_NAMES = 12
 
 
+class Refusal(Exception):  # noqa: N818 - not a fault of the program
+    """A problem with the data, the network or the files; the message is for the user."""
+
+    code = 1
+
+
+class Usage(Refusal):
+    """A problem with the options."""
+
+    code = 2
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'X'?)" for the most similar known name, or an empty text."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    if not matches:  # difflib is case-sensitive
+        folded = {each.casefold(): each for each in known}
+        matches = [folded[each] for each in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)]
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def check_file(path: Path) -> Path:
+    if not path.is_file():
+        folder = path.parent if path.parent.is_dir() else Path()
+        raise Refusal(f"there is no file {path}{near(path.name, [each.name for each in folder.iterdir()])}")
+    return path
+
+
 def print_result(result: Mapping[str, Any], text: str, as_json: bool) -> None:
     """Print the result of a command: as JSON, or as the text that describes it."""
     if as_json:
-        plain = json.loads(json.dumps(result, default=_to_json), parse_constant=lambda _: None)  # NaN and ∞ become null
+        encoded = json.dumps(result, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
+        plain = json.loads(encoded, parse_constant=lambda _: None)  # NaN and ∞ become null
         text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
     print(strip_control_characters(text), flush=True)
 
@@ -77,14 +107,8 @@ def format_fields(values: Mapping[str, Any], indent: str = "") -> str:
 
 def progress_bar(label: str | None, n_rows: int | None) -> Any:
     """Return a tqdm bar that shows after a second, on terminals only; none without a label."""
-    from tqdm import tqdm
-
     disable = True if label is None else None  # None: unless stderr is a terminal
     return tqdm(total=n_rows, desc=label, unit=" rows", delay=1, leave=False, disable=disable, file=sys.stderr)
-
-
-def _to_json(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def _format(value: Any) -> str:

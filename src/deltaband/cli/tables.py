@@ -5,12 +5,13 @@ Cells of a CSV file stay text until `to_numbers` converts them: columns which ar
 
 import csv
 import itertools
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 import torch
+from torch import Tensor
 
 from ..storage.atomic import atomic, writable
-from .errors import Refusal, Usage, check_file, near
-from .output import join_names, progress_bar
+from .output import Refusal, Usage, check_file, join_names, near, progress_bar
 
 CSV_BLOCK_BYTES = 2**20
 BATCH_ROWS = 8192  # of the other formats
@@ -87,6 +88,49 @@ def number_batches(table: Table, names: Sequence[str], dtype: torch.dtype, label
     """Yield the named columns of all rows as checked numbers (b, len(names)), with a progress bar."""
     for n_before, rows in table.batches(names, label):
         yield to_numbers(rows, names, table.path, n_before, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows as numbers, read and checked once: batches `(x, y)` that can be iterated again and again."""
+
+    file: IO[bytes]  # (n, features + targets) float64
+    n_features: int
+    n_targets: int
+    dtype: torch.dtype  # of the network
+    selected: np.ndarray  # (n,) bool
+    scale: tuple[np.ndarray | float, np.ndarray | float] = (
+        0.0,
+        1.0,
+    )  # mean and standard deviation that targets were scaled with
+    progress_label: str | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.selected.sum())
+
+    def __iter__(self) -> Iterator[tuple[Tensor, np.ndarray]]:
+        width = self.n_features + self.n_targets
+        with progress_bar(self.progress_label, self.n_rows) as bar:
+            for start in range(0, len(self.selected), BATCH_ROWS):
+                self.file.seek(start * width * 8)
+                values = np.frombuffer(self.file.read(BATCH_ROWS * width * 8)).reshape(-1, width)
+                x, y = np.split(values[self.selected[start : start + BATCH_ROWS]], [self.n_features], axis=1)
+                if len(x):
+                    yield torch.from_numpy(x).to(self.dtype), (y - self.scale[0]) / self.scale[1]
+                bar.update(len(x))
+
+
+def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
+    """Append rows to a file and return how many there were."""
+    n = 0
+    for values in batches:
+        try:
+            file.write(values.tobytes())
+        except OSError as error:
+            raise Refusal(f"rows could not be stored in {tempfile.gettempdir()} (see TMPDIR): {error}") from error
+        n += len(values)
+    return n
 
 
 def to_numbers(
