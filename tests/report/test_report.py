@@ -21,8 +21,7 @@ from deltaband import (
     plots,
     report,
 )
-from deltaband.display.palette import DARK, LIGHT
-from deltaband.display.svg import Markup
+from deltaband.display.svg import DARK, LIGHT, Markup
 from deltaband.display.text import number
 from deltaband.report import charts
 from deltaband.report.evaluation import (

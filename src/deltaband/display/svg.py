@@ -11,9 +11,12 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .palette import LIGHT
 from .text import MINUS, fixed, number
 
+# The colours of every picture, also of matplotlib figures. Blue and vermillion are from the palette of Okabe and Ito,
+# which colour-blind readers can distinguish; `band` is blue with an opacity of 20 %.
+LIGHT = {"blue": "#0072b2", "vermillion": "#d55e00", "grey": "#8a8f94", "band": "#0072b233"}
+DARK = {"blue": "#56b4e9", "vermillion": "#ff8c42", "grey": "#8d959d", "band": "#56b4e93d"}
 BLUE, VERMILLION, GREY, BAND = (f"var(--{name}, {LIGHT[name]})" for name in ("blue", "vermillion", "grey", "band"))
 WIDTH = 440  # pixels of a picture
 DASHED = {"stroke": GREY, "stroke_width": 1.5, "stroke_dasharray": "4 3"}
@@ -35,11 +38,9 @@ class Markup(str):
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
-    """Return `<name key="value">children</name>`, escaped; attributes that are None are left out, True has no value."""
-    opening = name
-    for key, value in attributes.items():
-        if value is not None:  # class_ stands for class, data_row for data-row
-            opening += " " + key.rstrip("_").replace("_", "-") + ("" if value is True else f'="{escape(str(value))}"')
+    """Return `<name key="value">children</name>`, escaped; class_ stands for class, data_row for data-row."""
+    given = (f'{key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
+    opening = " ".join([name, *given])
     if name in VOID_ELEMENTS:
         return Markup(f"<{opening}/>")
     content = "".join(child if isinstance(child, Markup) else escape(child) for child in children)

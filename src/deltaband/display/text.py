@@ -27,19 +27,16 @@ def fixed(value: float, decimals: int | None) -> str:
     return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text.replace("-", MINUS)
 
 
-def decimals(values: np.ndarray, digits: int = 3) -> int | None:
-    """Return how many decimals show a typical value with this many digits; None where `fixed` is unsuitable."""
+def decimals(values: np.ndarray) -> int | None:
+    """Return how many decimals show a typical value with three digits; None where `fixed` is unsuitable."""
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     if len(sizes) == 0:
-        return digits - 1
+        return 2
     exponent = math.floor(math.log10(float(np.median(sizes))))
-    return max(digits - 1 - exponent, 0) if -5 <= exponent < 9 and sizes.max() < 1e12 else None
+    return max(2 - exponent, 0) if -5 <= exponent < 9 and sizes.max() < 1e12 else None
 
 
-def percent(share: float, digits: int = 1) -> str:
+def percent(share: float) -> str:
     """Format a share as 95.0 %; 100 % and 0 % appear only where the share is exactly 1 or 0."""
-    text = f"{100 * share:.{digits}f}"
-    if 0 < share < 1 and float(text) in (0.0, 100.0):
-        edge = 10.0**-digits
-        return f"< {edge:g} %" if share < 0.5 else f"> {100 - edge:.{digits}f} %"
-    return f"{text} %"
+    text = f"{100 * share:.1f} %"
+    return {"0.0 %": "< 0.1 %", "100.0 %": "> 99.9 %"}.get(text, text) if 0 < share < 1 else text

@@ -75,20 +75,6 @@ def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Ma
     return picture, min(len(wide), len(high)) < len(drawn)
 
 
-def coverage_whisker(coverage: Coverage, low: float, off: bool) -> Markup:
-    """Draw one coverage with its confidence interval beside the level, on a line from `low` to 1."""
-    scale = svg.Scale(low, 1, 6, 104)
-    level, share, left, right = map(svg.pixel, scale([coverage.level, coverage.share, *coverage.confidence_interval]))
-    colour = svg.VERMILLION if off else svg.BLUE
-    interval = {"stroke": colour, "stroke_width": 2, "stroke_opacity": 0.55}
-    marks = [
-        element("line", x1=level, x2=level, y1=0, y2=18, stroke=svg.GREY, stroke_dasharray="3 2"),
-        element("line", x1=left, x2=right, y1=9.0, y2=9.0, **interval),
-        element("circle", cx=share, cy=9.0, r=4, fill=colour),
-    ]
-    return element("svg", *marks, viewBox="0 0 110 18", width=110, height=18, aria_hidden="true")
-
-
 def without_outliers(values: np.ndarray) -> np.ndarray:
     """Return the values without the few that would flatten all others; these are drawn at the edge."""
     finite = values[np.isfinite(values)]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import metrics
-from ..display.palette import style_sheet
-from ..display.svg import Markup, evenly_spaced, spectrum_picture
+from ..display.svg import DARK, LIGHT, Markup, Scale, evenly_spaced, pixel, spectrum_picture
 from ..display.text import decimals, fixed, number, percent
 from ..engines import Spectrum
 from ..intervals import PredictionIntervals
@@ -114,15 +113,19 @@ def _template() -> Template:
         raise ImportError("a report needs jinja2: pip install 'deltaband[report]'") from error
 
     folder = Path(__file__).parent
-    style = style_sheet() + (folder / "page.css").read_text(encoding="utf-8")
+    light, dark = (" ".join(f"--{name}: {value};" for name, value in mode.items()) for mode in (LIGHT, DARK))
+    variables = f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    style = variables + (folder / "page.css").read_text(encoding="utf-8")
     script = (folder / "page.js").read_text(encoding="utf-8")
     environment = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
-    environment.filters |= {"percent": percent, "number": number, "level": level_name, "count": "{:,}".format}
+    environment.filters |= {"percent": percent, "number": number, "pixel": pixel}
+    environment.filters |= {"level": level_name, "count": "{:,}".format}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.globals |= {
         "charts": charts,
         "metrics": metrics,
+        "Scale": Scale,
         "spectrum_picture": partial(spectrum_picture, tips=True),
         "version": __version__,
         "style": Markup(style),
