@@ -196,9 +196,5 @@ def _data_frame(parts: Mapping[Any, dict[str, np.ndarray]], index: Any, outer_le
         import pandas as pd
     except ImportError as error:
         raise ImportError("data frames need pandas: pip install pandas") from error
-    columns = {(name, key): values for name, part in parts.items() for key, values in part.items()}
-    if outer_level is None:
-        return pd.DataFrame({key: values for (_, key), values in columns.items()}, index=index)
-    frame = pd.DataFrame(columns, index=index)
-    frame.columns.names = [outer_level, None]
-    return frame
+    frames = {name: pd.DataFrame(columns, index=index) for name, columns in parts.items()}
+    return pd.concat(frames, axis=1, names=[outer_level]) if outer_level else next(iter(frames.values()))
