@@ -1,7 +1,5 @@
 """The summary of a fit as lines of text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Fits and intervals in a notebook or a terminal: a few numbers and a small picture, without a style sheet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,7 +49,6 @@ class IntervalTable:
         return [f"… {n_more:,} more"] if n_more > 0 else []
 
     def _cells(self) -> list[list[str]]:
-        """Return the header and the first rows."""
         n, m, n_levels = self.lower.shape
         names = [f" {name}" for name in self.levels] or [""]
         if len(names) != n_levels:
@@ -94,12 +91,11 @@ def summary_html(
         head = element("th", label.strip(), style=left + indent)
         rows.append(element("tr", head, element("td", text, style=left)))
     parts = [element("p", element("b", title)), element("table", element("tbody", *rows))]
+    picture = None
     if spectrum is not None and damping is not None:
         picture = svg.spectrum_picture(*spectrum, damping, height=PICTURE_HEIGHT)
-        if picture is not None:
-            blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (svg.BLUE, svg.VERMILLION))
-            parts += [
-                element("div", picture, style=SIZE),
-                element("p", blue, "singular values of J, ", red, "eigenvalues of Σ⁻¹"),
-            ]
+    if picture is not None:
+        blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (svg.BLUE, svg.VERMILLION))
+        legend = element("p", blue, "singular values of J, ", red, "eigenvalues of Σ⁻¹")
+        parts += [element("div", picture, style=SIZE), legend]
     return element("div", *parts)

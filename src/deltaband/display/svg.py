@@ -1,7 +1,5 @@
 """Elements of HTML and SVG as text, and pictures with axes, for dark pages and for notebooks without a style sheet."""
 
-from __future__ import annotations
-
 import html
 import itertools
 import math

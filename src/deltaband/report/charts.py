@@ -1,7 +1,5 @@
 """The pictures of the report. Marks with a tooltip carry its text, or the number of their row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

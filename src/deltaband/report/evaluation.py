@@ -1,7 +1,5 @@
 """The coverage and widths of intervals on rows with known targets: the numbers of the report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -104,7 +102,6 @@ class OutputEvaluation:
         return self.intervals.width
 
     def coverage_of(self, rows: np.ndarray, n_groups: int) -> Coverage:
-        """Return the coverage of one of several groups of rows."""
         covered = len(rows) - int(self.missed[rows].sum())
         return Coverage(self.coverage.level, covered, len(rows), n_groups=n_groups)
 
@@ -169,10 +166,6 @@ def evaluate(band: PredictionIntervals, x: Any, y: Any, level: float, names: Seq
         intervals = Intervals(mean[:, o], lower[:, o], upper[:, o], level)
         outputs.append(OutputEvaluation(str(name), targets[:, o], intervals, curve[at], curve, not joint))
     by_chance = share_by_chance(band.fits_[0].seen.repeated, len(inputs)) + EXCESS_SEEN_SHARE
-    return Evaluation(
-        outputs,
-        joint_curve[at] if joint else None,
-        joint_curve,
-        [each for each in wanted if each not in levels],
-        seen if seen > by_chance else 0.0,
-    )
+    unavailable = [each for each in wanted if each not in levels]
+    joint_coverage = joint_curve[at] if joint else None
+    return Evaluation(outputs, joint_coverage, joint_curve, unavailable, seen if seen > by_chance else 0.0)

@@ -1,7 +1,5 @@
 """The user's columns of numbers, dates or text, and rows in groups by their values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -87,9 +85,8 @@ def _object_array(values: Any) -> np.ndarray:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return whether the value is None, NaN, or one of pandas' equivalents."""
     is_nan = isinstance(value, Real) and value != value
-    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")  # pandas' equivalents
 
 
 def group_by_value(column: Column) -> list[Group]:
