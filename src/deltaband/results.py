@@ -72,7 +72,6 @@ class Intervals:
         return _data_frame(parts, index, "output" if several else None)
 
     def _columns(self, output: int = 0, mean_name: str = "prediction", prefix: str = "") -> dict[str, np.ndarray]:
-        """Return the columns prediction, lower_95, upper_95, and so on for each level."""
         mean, lower, upper = (part[:, output] for part in interval_arrays(self))
         columns = {mean_name: mean}
         for j, name in enumerate(level_names(self, lower.shape[1])):
@@ -81,8 +80,8 @@ class Intervals:
         return columns
 
     def _table(self) -> IntervalTable:
-        levels = () if self.level is None else parse_levels(self.level)
-        return IntervalTable(*interval_arrays(self, np.float64), [level_name(level) for level in levels])
+        levels = [] if self.level is None else list(map(level_name, parse_levels(self.level)))
+        return IntervalTable(*interval_arrays(self, np.float64), levels)
 
     def __repr__(self) -> str:
         return self._table().text()

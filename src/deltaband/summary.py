@@ -24,7 +24,6 @@ def format_summary(title: str, lines: Sequence[Line]) -> str:
 def regression_summary(
     model: nn.Module, fits: Sequence[Fit], damping: Damping, calibration: Calibration | None
 ) -> list[Line]:
-    """Return the lines of the summary of `PredictionIntervals`."""
     fit, m = fits[0], sum(each.n_outputs for each in fits)
     task = [] if m == 1 else [("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}")]
     losses, freedom, noise = (
@@ -47,7 +46,6 @@ def regression_summary(
 def classification_summary(
     model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
 ) -> list[Line]:
-    """Return the lines of the summary of `ClassificationIntervals`."""
     fit, n_all = fits[0], n_classes(fits[0].n_returned)
     one_against_rest = fit.n_returned > 2 and fit.n_outputs == 1
     classes = [c for each in fits for c in each.outputs]
@@ -104,9 +102,8 @@ def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
     if not joint and n >= rows_needed(0.95):
         deviations = [math.hypot(*output.standardised) / math.sqrt(n) for output in outputs]
         quantiles = [output.quantile(0.95) / s if s else 0.0 for output, s in zip(outputs, deviations, strict=True)]
-        lines.append(
-            ("  95 % quantile", f"{_list(np.array(quantiles), '{:.3f}')} standard deviations (Gaussian: 1.960)")
-        )
+        shown = _list(np.array(quantiles), "{:.3f}")
+        lines.append(("  95 % quantile", f"{shown} standard deviations (Gaussian: 1.960)"))
     scores = [f"{s:.4g}" for s in (calibration.score_before, calibration.score_after) if not math.isnan(s)]
     if not math.isnan(calibration.score_after):
         lines.append(("  interval score", f"{' → '.join(scores)} (95 %, lower is better)"))

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from ..errors import DeltabandWarning
 from .output import Refusal, one_line, strip_control_characters
 
-REQUIRED_PACKAGES = ("typer", "pyarrow")
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and report errors in one line on stderr.
@@ -23,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if missing := [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]:
+        if missing := [name for name in ("typer", "pyarrow") if importlib.util.find_spec(name) is None]:
             raise Refusal(f"missing {' and '.join(missing)}: pip install 'deltaband[cli]'")
         from .app import run
 

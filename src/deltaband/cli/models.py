@@ -35,8 +35,10 @@ def load_band(
         raise Refusal(f"{path} holds {about['kind']}: the command line supports PredictionIntervals only")
     if model is None:
         named = about["notes"].get("model", "package.module:factory")
-        option = f"--model {named} --trust" if named.endswith(".pt2") else f"--model {named}"
-        raise Usage(f"{path} needs the network it was fitted with: pass {option}, if you trust that code")
+        trusted = " --trust" if named.endswith(".pt2") else ""
+        raise Usage(
+            f"{path} needs the network it was fitted with: pass --model {named}{trusted}, if you trust that code"
+        )
     names = []
     for kind, given, option in (("features", features, "--features"), ("targets", targets, "--target")):
         saved = about["notes"].get(kind)
@@ -63,7 +65,6 @@ def load_network(model: str, weights: Path | None = None, trust: bool = False) -
 
 
 def network_dtype(model: nn.Module) -> torch.dtype:
-    """Return the precision that the network computes in."""
     return next((w.dtype for w in model.parameters() if w.is_floating_point() and w.requires_grad), torch.float32)
 
 
@@ -126,8 +127,8 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        what = "does not hold tensors alone; anything else could run code and is not loaded"
-        raise Refusal(f"{path} {what}: save model.state_dict(), or as safetensors") from error
+        why = "anything else could run code and is not loaded: save model.state_dict(), or as safetensors"
+        raise Refusal(f"{path} does not hold tensors alone; {why}") from error
     except Exception as error:  # the type depends on where the file is damaged
         raise Refusal(f"{path} could not be read as a state dict: {one_line(error)}") from error
     if not isinstance(state, dict):
@@ -138,7 +139,6 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
 
 
 def _set_weights(model: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
-    """Load the weights into the network, or name the first that does not fit."""
     own = model.state_dict()
     for name in [*own, *state]:
         given, expected = (tuple(each[name].shape) if name in each else "missing" for each in (state, own))
@@ -169,7 +169,6 @@ def _load_exported(path: Path, trust: bool) -> nn.Module:
 
 
 def _is_in_training_mode(node: Any) -> bool:
-    """Return whether a dropout or a norm of an exported graph behaves as in training."""
     arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
     given = dict(zip((each.name for each in arguments), node.args, strict=False)) | dict(node.kwargs)
     dropout = given.get("dropout_p", 0.0)

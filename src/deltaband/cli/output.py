@@ -23,9 +23,7 @@ class Refusal(Exception):  # noqa: N818 - not a fault of the program
 
 
 class Usage(Refusal):
-    """A problem with the options."""
-
-    code = 2
+    code = 2  # a problem with the options
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -45,7 +43,6 @@ def check_file(path: Path) -> Path:
 
 
 def print_result(result: Mapping[str, Any], text: str, as_json: bool) -> None:
-    """Print the result of a command: as JSON, or as the text that describes it."""
     if as_json:
         encoded = json.dumps(result, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
         plain = json.loads(encoded, parse_constant=lambda _: None)  # NaN and ∞ become null
@@ -64,7 +61,6 @@ def strip_control_characters(text: str) -> str:
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Return the names with commas between them, the first dozen if there are more."""
     every = list(names)
     rest = len(every) - MAX_LISTED_NAMES
     return ", ".join(every[:MAX_LISTED_NAMES]) + (f" and {rest} more" if rest > 0 else "")
@@ -80,7 +76,6 @@ def one_line(error: BaseException) -> str:
 
 
 def with_type(error: BaseException) -> str:
-    """Return the type and the message of an error of other people's code."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 

@@ -69,7 +69,6 @@ class Table:
 
 
 def open_table(path: Path) -> Table:
-    """Return the table in a file; its rows are read later."""
     if path.suffix.lower() not in READERS:
         raise Refusal(f"{path}: the suffix must be one of {', '.join(READERS)}")
     check_file(path)
@@ -122,7 +121,6 @@ class StoredRows:
 
 
 def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
-    """Append rows to a file and return how many there were."""
     n = 0
     for values in batches:
         try:
@@ -227,7 +225,6 @@ def _to_floats(column: pa.Array) -> np.ndarray | None:
 
 
 def _open_csv(path: Path) -> Table:
-    """Open a comma-separated file in UTF-8 whose first line holds the names."""
     with path.open(newline="", encoding="utf-8-sig") as lines:
         header = next(filter(None, csv.reader(lines)), None)
         has_rows = next(lines, None) is not None

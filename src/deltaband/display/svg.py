@@ -145,7 +145,6 @@ class Axes:
         return element("polyline", points=self._points(x, y), **attributes)
 
     def area(self, x: np.ndarray, low: np.ndarray, high: np.ndarray, **attributes: object) -> Markup:
-        """Fill what lies between two curves."""
         outline = self._points(np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]]))
         return element("polygon", points=outline, **attributes)
 
@@ -183,7 +182,6 @@ def spectrum_picture(
 
 
 def resolved_spectrum(d: np.ndarray, eigenvalues: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the part of the spectrum that is not rounding error."""
     kept = d > MIN_RELATIVE_SINGULAR_VALUE * d[:1].sum()
     return d[kept], eigenvalues[kept]
 

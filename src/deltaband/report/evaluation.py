@@ -41,10 +41,8 @@ def chance_range(level: float, n: int, calibration_rows: int | None = None, n_gr
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of n rows are covered at a level."""
-
     level: float
-    covered: int
+    covered: int  # of n rows
     n: int
     calibration_rows: int | None = None
     n_groups: int = 1  # how many groups of rows are examined
@@ -84,8 +82,6 @@ class Coverage:
 
 @dataclass(frozen=True, eq=False)
 class OutputEvaluation:
-    """The targets and intervals of one output."""
-
     name: str
     y: np.ndarray  # (n,)
     intervals: Intervals  # (n,) each
