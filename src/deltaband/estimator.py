@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from . import storage
 from .calibration.calibrate import Calibration
-from .display.notebook import summary_html
 from .display.svg import element
 from .engines import Covariance, Engine, Plan, Spectrum
 from .errors import NotFittedError, warn
@@ -27,7 +26,7 @@ from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
 from .fitting.tasks import Classification
 from .storage.band_file import BandRecord, StoredBand
-from .summary import classification_summary, format_summary, regression_summary
+from .summary import classification_summary, format_summary, regression_summary, summary_html
 from .validation import check_index
 
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to finish

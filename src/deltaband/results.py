@@ -10,12 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .display.notebook import IntervalTable
+from .display import svg
+from .display.svg import Markup, element
+from .display.text import decimals, fixed
 
 if TYPE_CHECKING:  # pandas is an extra, loaded when a data frame is requested
     from pandas import DataFrame
 
 Side = Literal["both", "lower", "upper"]  # which bounds of an interval are finite
+
+MAX_TABLE_ROWS = 5
+MAX_TABLE_OUTPUTS = 3  # of more outputs a table shows the first alone
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,15 +84,57 @@ class Intervals:
             columns |= {f"{prefix}lower{suffix}": lower[:, j], f"{prefix}upper{suffix}": upper[:, j]}
         return columns
 
-    def _table(self) -> IntervalTable:
-        levels = [] if self.level is None else list(map(level_name, parse_levels(self.level)))
-        return IntervalTable(*interval_arrays(self, np.float64), levels)
-
     def __repr__(self) -> str:
-        return self._table().text()
+        title, cells, below = self._table()
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in cells]
+        return "\n  ".join([title, *lines, *below])
 
     def _repr_html_(self) -> str:
-        return self._table().html()
+        title, (header, *rows), below = self._table()
+        head = element("tr", *(element("th", name) for name in header))
+        body = [element("tr", *(element("td", cell) for cell in row)) for row in rows]
+        table = element("table", element("thead", head), element("tbody", *body))
+        parts = [element("p", element("b", title)), self._picture(), table, *(element("p", text) for text in below)]
+        return element("div", *parts)
+
+    def _table(self) -> tuple[str, list[list[str]], list[str]]:
+        """Return a title, the header and the first rows, and a line that says how many more there are, if any."""
+        mean, lower, upper = interval_arrays(self, np.float64)
+        n, m, n_levels = lower.shape
+        levels = [] if self.level is None else list(map(level_name, parse_levels(self.level)))
+        title = f"Intervals of {n:,} row{'s'[: n != 1]}" + (f", {m} outputs" if m > 1 else "")
+        names = [f" {name}" for name in levels] or [""]
+        if len(names) != n_levels:
+            names = [f" {j}" for j in range(n_levels)]
+        outputs = [0] if m > MAX_TABLE_OUTPUTS else range(m)
+        columns = ["prediction", *(end + name for name in names for end in ("lower", "upper"))]
+        header = ["row", *((f"{o}: " if m > 1 else "") + column for o in outputs for column in columns)]
+        places = decimals(upper - lower)
+        bounds = np.stack([lower, upper], axis=3).reshape(n, m, 2 * n_levels)
+        values = np.concatenate([mean[:, :, None], bounds], axis=2)[:MAX_TABLE_ROWS, outputs]
+        rows = [[str(k), *(fixed(float(value), places) for value in row.flat)] for k, row in enumerate(values)]
+        below = [f"… {n - MAX_TABLE_ROWS:,} more"] if n > MAX_TABLE_ROWS else []
+        return ", ".join([title, *(f"{level} %" for level in levels)]), [header, *rows], below
+
+    def _picture(self) -> Markup:
+        """Draw the predictions of the first output in ascending order, within their intervals."""
+        values = np.column_stack([part[:, 0] for part in interval_arrays(self, np.float64)])
+        finite = values[np.isfinite(values).all(axis=1)]
+        if len(finite) < 2:
+            return Markup("")
+        order = np.argsort(finite[:, 0], kind="stable")
+        shown = finite[svg.evenly_spaced(order, svg.CURVE_POINTS)]
+        mean, (lower, upper) = shown[:, 0], np.split(shown[:, 1:].T, 2)  # (n,), (levels, n)
+        position = np.linspace(1, len(order), len(shown))
+        labels = "rows, sorted by prediction", "prediction and interval"
+        axes = svg.Axes((1.0, float(len(order))), svg.axis_limits(shown), *labels, height=svg.SMALL_HEIGHT)
+        widest_first = np.argsort(-(upper - lower).mean(axis=1), kind="stable")
+        areas = [axes.area(position, lower[j], upper[j], fill=svg.BAND) for j in widest_first]
+        picture = axes.picture(
+            *areas, axes.line(position, mean, stroke=svg.BLUE), describe="Predictions within their intervals"
+        )
+        return element("div", picture, style=svg.SMALL_STYLE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

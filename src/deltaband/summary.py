@@ -1,4 +1,4 @@
-"""The summary of a fit as lines of text."""
+"""The summary of a fit, as text and as HTML for notebooks."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,11 @@ from .calibration.calibrate import Calibration
 from .calibration.conformal import AllOutputs, rows_needed
 from .damping import Damping
 from .data.labels import n_classes
-from .display.notebook import Line
+from .display import svg
+from .display.svg import Markup, element
 from .fitting.fit import Fit
+
+Line = tuple[str, str]  # a label, indented where it belongs to the line above, and its text
 
 MAX_LISTED_OUTPUTS = 4  # with more outputs than this a line shows the smallest and the largest number
 
@@ -19,6 +22,26 @@ MAX_LISTED_OUTPUTS = 4  # with more outputs than this a line shows the smallest 
 def format_summary(title: str, lines: Sequence[Line]) -> str:
     """Put the lines of a summary below its title, with the texts aligned."""
     return "\n".join([title, *(f"  {label:<22}{text}" for label, text in lines)])
+
+
+def summary_html(
+    title: str, lines: Sequence[Line], spectrum: tuple[np.ndarray, np.ndarray] | None, damping: float | None
+) -> Markup:
+    """Return the summary as a table above a picture of the spectrum of the fit, if there is one."""
+    rows, left = [], "text-align: left; "
+    for label, text in lines:
+        indent = "" if label == label.lstrip() else "padding-left: 2em"
+        head = element("th", label.strip(), style=left + indent)
+        rows.append(element("tr", head, element("td", text, style=left)))
+    parts = [element("p", element("b", title)), element("table", element("tbody", *rows))]
+    picture = None
+    if spectrum is not None and damping is not None:
+        picture = svg.spectrum_picture(*spectrum, damping, height=svg.SMALL_HEIGHT)
+    if picture is not None:
+        blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (svg.BLUE, svg.VERMILLION))
+        legend = element("p", blue, "singular values of J, ", red, "eigenvalues of Σ⁻¹")
+        parts += [element("div", picture, style=svg.SMALL_STYLE), legend]
+    return element("div", *parts)
 
 
 def regression_summary(

@@ -1,1 +1,1 @@
-"""Summaries, tables and SVG pictures for terminals, notebooks and the report."""
+"""Numbers as text, and SVG pictures, for terminals, notebooks and the report."""

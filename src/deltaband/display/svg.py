@@ -17,6 +17,7 @@ LIGHT = {"blue": "#0072b2", "vermillion": "#d55e00", "grey": "#8a8f94", "band": 
 DARK = {"blue": "#56b4e9", "vermillion": "#ff8c42", "grey": "#8d959d", "band": "#56b4e93d"}
 BLUE, VERMILLION, GREY, BAND = (f"var(--{name}, {LIGHT[name]})" for name in ("blue", "vermillion", "grey", "band"))
 WIDTH = 440  # pixels of a picture
+SMALL_HEIGHT, SMALL_STYLE = 190, f"max-width: {WIDTH}px"  # of pictures in notebooks, and of the elements around them
 DASHED = {"stroke": GREY, "stroke_width": 1.5, "stroke_dasharray": "4 3"}
 FONT_SIZE = 12  # pixels
 DIGIT_WIDTH = 6.6  # pixels, approximately, at FONT_SIZE
