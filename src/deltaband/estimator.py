@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import storage
 from .calibration.calibrate import Calibration
-from .display.svg import element
+from .display import element
 from .engines import Covariance, Engine, Plan, Spectrum
 from .errors import NotFittedError, warn
 from .fitting import accuracy, driver

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .display.svg import LIGHT, resolved_spectrum
+from .display import LIGHT, resolved_spectrum
 from .engines import Spectrum
 from .metrics import coverage
 from .results import Intervals, level_names, to_numpy

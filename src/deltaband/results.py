@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .display import svg
-from .display.svg import Markup, element
-from .display.text import decimals, fixed
+from . import display
+from .display import Markup, decimals, element, fixed
 
 if TYPE_CHECKING:  # pandas is an extra, loaded when a data frame is requested
     from pandas import DataFrame
@@ -124,17 +123,17 @@ class Intervals:
         if len(finite) < 2:
             return Markup("")
         order = np.argsort(finite[:, 0], kind="stable")
-        shown = finite[svg.evenly_spaced(order, svg.CURVE_POINTS)]
+        shown = finite[display.evenly_spaced(order, display.CURVE_POINTS)]
         mean, (lower, upper) = shown[:, 0], np.split(shown[:, 1:].T, 2)  # (n,), (levels, n)
         position = np.linspace(1, len(order), len(shown))
         labels = "rows, sorted by prediction", "prediction and interval"
-        axes = svg.Axes((1.0, float(len(order))), svg.axis_limits(shown), *labels, height=svg.SMALL_HEIGHT)
+        axes = display.Axes((1.0, float(len(order))), display.axis_limits(shown), *labels, height=display.SMALL_HEIGHT)
         widest_first = np.argsort(-(upper - lower).mean(axis=1), kind="stable")
-        areas = [axes.area(position, lower[j], upper[j], fill=svg.BAND) for j in widest_first]
+        areas = [axes.area(position, lower[j], upper[j], fill=display.BAND) for j in widest_first]
         picture = axes.picture(
-            *areas, axes.line(position, mean, stroke=svg.BLUE), describe="Predictions within their intervals"
+            *areas, axes.line(position, mean, stroke=display.BLUE), describe="Predictions within their intervals"
         )
-        return element("div", picture, style=svg.SMALL_STYLE)
+        return element("div", picture, style=display.SMALL_STYLE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

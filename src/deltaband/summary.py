@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
+from . import display
 from .calibration.calibrate import Calibration
 from .calibration.conformal import AllOutputs, rows_needed
 from .damping import Damping
 from .data.labels import n_classes
-from .display import svg
-from .display.svg import Markup, element
+from .display import Markup, element
 from .fitting.fit import Fit
 
 Line = tuple[str, str]  # a label, indented where it belongs to the line above, and its text
@@ -36,11 +36,11 @@ def summary_html(
     parts = [element("p", element("b", title)), element("table", element("tbody", *rows))]
     picture = None
     if spectrum is not None and damping is not None:
-        picture = svg.spectrum_picture(*spectrum, damping, height=svg.SMALL_HEIGHT)
+        picture = display.spectrum_picture(*spectrum, damping, height=display.SMALL_HEIGHT)
     if picture is not None:
-        blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (svg.BLUE, svg.VERMILLION))
+        blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (display.BLUE, display.VERMILLION))
         legend = element("p", blue, "singular values of J, ", red, "eigenvalues of Σ⁻¹")
-        parts += [element("div", picture, style=svg.SMALL_STYLE), legend]
+        parts += [element("div", picture, style=display.SMALL_STYLE), legend]
     return element("div", *parts)
 
 

@@ -18,7 +18,6 @@ from deltaband.cli.output import Refusal
 from deltaband.cli.tables import (
     StoredRows,
     group_values,
-    number_batches,
     open_table,
     store_rows,
     to_numbers,
@@ -59,7 +58,7 @@ def test_a_table_is_read_as_it_was_written(path):
 
 @pytest.mark.parametrize("bytes_in_memory", [2**20, 100], ids=["memory", "file"])
 def test_stored_rows_can_be_iterated_again_and_in_parts(path, bytes_in_memory, monkeypatch):
-    batches = number_batches(open_table(path), ["a", "file"], torch.float32, "reading")
+    batches = open_table(path).numbers(["a", "file"], torch.float32, "reading")
     monkeypatch.setattr(tables, "BATCH_ROWS", 4)
     with tempfile.SpooledTemporaryFile(bytes_in_memory) as file:
         assert store_rows(file, batches) == 25

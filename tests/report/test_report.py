@@ -21,8 +21,7 @@ from deltaband import (
     plots,
     report,
 )
-from deltaband.display.svg import DARK, LIGHT, Markup
-from deltaband.display.text import number
+from deltaband.display import DARK, LIGHT, Markup, number
 from deltaband.report import _template, charts, drawn_rows
 from deltaband.report.evaluation import (
     CURVE_LEVELS,

@@ -16,7 +16,7 @@ from ..storage.atomic import atomic
 from . import options
 from .models import LoadedBand, load_band
 from .output import Refusal, check_file, format_fields, format_table, print_result, user_output_to_stderr
-from .tables import WRITERS, check_output, group_values, number_batches, open_table, to_numbers, write_table
+from .tables import WRITERS, check_output, group_values, open_table, to_numbers, write_table
 
 FITTED_WITH = ", which the band was fitted with"  # why a column is needed
 PREDICTED = ", which the band predicts, and which is needed here"
@@ -112,7 +112,7 @@ def evaluate(
     columns = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
     k = len(loaded.features)
     parts = []  # of the rows nothing else is kept
-    for values in number_batches(source, columns, loaded.dtype, "evaluating"):
+    for values in source.numbers(columns, loaded.dtype, "evaluating"):
         parts.append((values[:, k:], *_predict(loaded, values[:, :k], levels)))
     y, mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
     intervals = Intervals(mean, lower, upper, levels)

@@ -54,6 +54,11 @@ class Table:
         if n == 0:
             raise Refusal(f"{self.path} has no rows")
 
+    def numbers(self, names: Sequence[str], dtype: torch.dtype, label: str) -> Iterator[np.ndarray]:
+        """Yield the named columns of all rows as checked numbers (b, len(names)), with a progress bar."""
+        for n_before, rows in self.batches(names, label):
+            yield to_numbers(rows, names, self.path, n_before, dtype=dtype)
+
     def select(self, wanted: Sequence[str], why: str = "") -> list[str]:
         """Return columns by name; one text may hold several names, separated by commas. An error says `why`."""
         known = {**{name: [name] for name in self.names}, **self.arrays}
@@ -81,12 +86,6 @@ def open_table(path: Path) -> Table:
     if repeated := next((name for name in table.names if table.names.count(name) > 1), None):
         raise Refusal(f"{path} has more than one column {repeated!r}")
     return table
-
-
-def number_batches(table: Table, names: Sequence[str], dtype: torch.dtype, label: str) -> Iterator[np.ndarray]:
-    """Yield the named columns of all rows as checked numbers (b, len(names)), with a progress bar."""
-    for n_before, rows in table.batches(names, label):
-        yield to_numbers(rows, names, table.path, n_before, dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import metrics
-from ..display.svg import DARK, LIGHT, Markup, Scale, evenly_spaced, pixel, spectrum_picture
-from ..display.text import decimals, fixed, number, percent
+from .. import display, metrics
+from ..display import DARK, LIGHT, decimals, evenly_spaced, fixed, number
 from ..engines import Spectrum
 from ..intervals import PredictionIntervals
 from ..results import level_name
@@ -121,17 +120,17 @@ def _template() -> Template:
     script = (folder / "page.js").read_text(encoding="utf-8")
     environment = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
-    environment.filters |= {"percent": percent, "number": number, "pixel": pixel}
+    environment.filters |= {"percent": display.percent, "number": number, "pixel": display.pixel}
     environment.filters |= {"level": level_name, "count": "{:,}".format}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.globals |= {
         "charts": charts,
         "metrics": metrics,
-        "Scale": Scale,
-        "spectrum_picture": partial(spectrum_picture, tips=True),
+        "Scale": display.Scale,
+        "spectrum_picture": partial(display.spectrum_picture, tips=True),
         "version": __version__,
-        "style": Markup(style),
-        "script": Markup(script),
+        "style": display.Markup(style),
+        "script": display.Markup(script),
         # Only this style and this script take effect and nothing is fetched, whatever text the page contains.
         "policy": f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
     }

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..display.text import INFINITY, decimals, fixed, number
+from ..display import INFINITY, decimals, fixed, number
 from ..validation import describe
 
 MISSING = "missing"

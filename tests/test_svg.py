@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deltaband.display.svg import Axes, Markup, Scale, axis_limits, element, escape
+from deltaband.display import Axes, Markup, Scale, axis_limits, element, escape
 
 
 @given(st.text())

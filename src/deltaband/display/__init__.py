@@ -1,1 +1,0 @@
-"""Numbers as text, and SVG pictures, for terminals, notebooks and the report."""
