@@ -130,9 +130,8 @@ class Intervals:
         axes = display.Axes((1.0, float(len(order))), display.axis_limits(shown), *labels, height=display.SMALL_HEIGHT)
         widest_first = np.argsort(-(upper - lower).mean(axis=1), kind="stable")
         areas = [axes.area(position, lower[j], upper[j], fill=display.BAND) for j in widest_first]
-        picture = axes.picture(
-            *areas, axes.line(position, mean, stroke=display.BLUE), describe="Predictions within their intervals"
-        )
+        line = axes.line(position, mean, stroke=display.BLUE)
+        picture = axes.picture(*areas, line, describe="Predictions within their intervals")
         return element("div", picture, style=display.SMALL_STYLE)
 
 

@@ -89,7 +89,7 @@ def test_the_command_line_takes_it_by_module_and_class(diagonal):
         parse_engine("own_engine_of_the_docs:Diagonal:rank=3")
     with pytest.raises(Usage, match="has no engine 'np'"):
         parse_engine("own_engine_of_the_docs:np")
-    with pytest.raises(Refusal, match="importing missing_module failed"):
+    with pytest.raises(Refusal, match="--engine: there is no module 'missing_module'"):
         parse_engine("missing_module:Diagonal")
 
 

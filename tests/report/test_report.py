@@ -29,8 +29,8 @@ from deltaband.report.evaluation import (
     OutputEvaluation,
     chance_range,
     evaluate,
+    group_by_width,
 )
-from deltaband.report.groups import group_by_width
 from tests.support.networks import mlp, regression
 
 HOSTILE = "</script><script>alert(1)</script>\"'&<b>"

@@ -53,9 +53,8 @@ def plan(
     settings = _check_settings(engine_text, memory, weight_decay=weight_decay, damping=damping)
     rows = _open_training_rows(train, target or [], features, model, weights, trust)
     n_rows, n_features = sum(map(len, rows.batches)), len(rows.features)
-    x, y = torch.from_numpy(rows.first[:, :n_features]).to(rows.dtype), rows.first[:, n_features:]
-    if not target:  # any targets will do, only their number counts
-        y = np.zeros((len(x), rows.n_outputs))
+    x = torch.from_numpy(rows.first[:, :n_features]).to(rows.dtype)
+    y = np.zeros((len(x), rows.n_outputs))  # any targets will do, only their number counts
     with user_output_to_stderr():
         found = PredictionIntervals(rows.network, **settings).plan([(x, y)], n_rows=n_rows)
     engines = [

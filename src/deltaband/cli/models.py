@@ -35,10 +35,8 @@ def load_band(
         raise Refusal(f"{path} holds {about['kind']}: the command line supports PredictionIntervals only")
     if model is None:
         named = about["notes"].get("model", "package.module:factory")
-        trusted = " --trust" if named.endswith(".pt2") else ""
-        raise Usage(
-            f"{path} needs the network it was fitted with: pass --model {named}{trusted}, if you trust that code"
-        )
+        option = f"--model {named} --trust" if named.endswith(".pt2") else f"--model {named}"
+        raise Usage(f"{path} needs the network it was fitted with: pass {option}, if you trust that code")
     names = []
     for kind, given, option in (("features", features, "--features"), ("targets", targets, "--target")):
         saved = about["notes"].get(kind)
@@ -50,9 +48,7 @@ def load_band(
     network = load_network(model, trust=trust)
     if about["holds_weights"]:  # otherwise the factory's own must be those of the fit, which loading checks
         _set_weights(network, storage.weights(path), path)
-    band = storage.load(path, network)
-    assert isinstance(band, PredictionIntervals)
-    return LoadedBand(band, network_dtype(network), *names)
+    return LoadedBand(PredictionIntervals.load(path, network), network_dtype(network), *names)
 
 
 def load_network(model: str, weights: Path | None = None, trust: bool = False) -> nn.Module:
@@ -90,7 +86,7 @@ def _make_network(model: str) -> nn.Module:
     if module_name.endswith(".py") or "/" in module_name:
         named = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise Usage(f"MODEL must name a module, not a file: {named}:{path}")
-    value: Any = _import_module(module_name)
+    value = import_module(module_name)
     for part in path.split("."):
         if not hasattr(value, part):
             known = [name for name in vars(value) if callable(getattr(value, name))]
@@ -106,16 +102,19 @@ def _make_network(model: str) -> nn.Module:
     return network.eval()
 
 
-def _import_module(name: str) -> Any:
+@current_folder_first()
+def import_module(name: str, option: str = "") -> Any:
+    """Import a module of the user's; an error begins with the option that names it."""
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
-            raise Refusal(f"importing {name} failed: {with_type(error)}") from error
+            raise Refusal(f"{option}importing {name} failed: {with_type(error)}") from error
         hint = near(missing, [path.stem for path in Path().glob("*.py")])
-        raise Refusal(f"there is no module {missing!r}{hint}, neither in the current folder nor installed") from error
+        where = "neither in the current folder nor installed"
+        raise Refusal(f"{option}there is no module {missing!r}{hint}, {where}") from error
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:

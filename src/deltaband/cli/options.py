@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,8 @@ from typer import Argument, Option
 
 from ..engines import Engine, registered_engines
 from ..results import level_name, parse_levels
-from .models import current_folder_first
-from .output import Refusal, Usage, near
+from .models import import_module
+from .output import Usage, near
 
 FORMATS = (
     ".csv (first line: names of the columns), .parquet or .npz (arrays with one row per example; an array X of two "
@@ -92,13 +91,12 @@ def engine(text: str) -> Engine | Literal["auto"]:
         known = sorted(engines, key=lambda each: (not engines[each].__module__.startswith("deltaband."), each))
         raise Usage(f"--engine: there is no {name!r}{near(name, known)}; there are auto, {', '.join(known)}")
     defaults = {each.name: each.default for each in dataclasses.fields(cls) if not callable(each.default)}
-    settings = list(defaults)  # those that text can give
-    takes = f"takes {', '.join(settings)}" if settings else "has no settings"
+    takes = f"takes {', '.join(defaults)}" if defaults else "has no settings"
     values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
-        if not equals or key not in settings:
-            raise Usage(f"--engine: {part!r} is no key=value of {name}{near(key, settings)}, which {takes}")
+        if not equals or key not in defaults:
+            raise Usage(f"--engine: {part!r} is no key=value of {name}{near(key, defaults)}, which {takes}")
         try:
             number = value.capitalize() if value.lower() in ("true", "false") else value
             values[key] = nbytes(value, "memory") if key == "memory" else ast.literal_eval(number)
@@ -121,11 +119,7 @@ def nbytes(text: str, option: str = "--memory") -> float:
 
 
 def _own_engine(module: str, name: str) -> type[Engine]:
-    try:
-        with current_folder_first():
-            found = getattr(importlib.import_module(module), name, None)
-    except (Exception, SystemExit) as error:
-        raise Refusal(f"--engine: importing {module} failed: {type(error).__name__}: {error}") from error
+    found = getattr(import_module(module, "--engine: "), name, None)
     if not (isinstance(found, type) and issubclass(found, Engine)):
         raise Usage(f"--engine: {module} has no engine {name!r}: a class derived from deltaband.engines.Engine")
     if found not in registered_engines().values():

@@ -31,8 +31,6 @@ MISSING_TEXTS = ("", "na", "n/a", "nan", "null", "none")
 
 @dataclass(frozen=True)
 class Table:
-    """A file of named columns."""
-
     path: Path
     names: list[str]
     read: Callable[[list[str]], Iterable[pa.RecordBatch]]  # all rows of these columns, from the first row at each call
@@ -259,8 +257,7 @@ def _open_npz(path: Path) -> Table:
     An array that cannot be read, such as one of Python objects, is an error where it is used.
     """
     arrays: dict[str, list[str]] = {}
-    columns: dict[str, pa.Array] = {}
-    unreadable: dict[str, Exception] = {}
+    columns: dict[str, pa.Array | Exception] = {}
     lengths: dict[str, int] = {}
     with path.open("rb") as file, np.lib.npyio.NpzFile(file) as archive:
         for name in archive.files:
@@ -272,7 +269,7 @@ def _open_npz(path: Path) -> Table:
                 native = array.astype(array.dtype.newbyteorder("="), copy=False)
                 parts = [pa.array(column) for column in np.atleast_2d(native.T)]
             except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, pa.ArrowException) as error:
-                unreadable[name] = error
+                columns[name] = error
                 continue
             if array.ndim == 2:
                 arrays[name] = [f"{name}{i}" for i in range(array.shape[1])]
@@ -286,9 +283,9 @@ def _open_npz(path: Path) -> Table:
 
     def read(names: list[str]) -> Iterator[pa.RecordBatch]:
         for name in names:
-            if name in unreadable:
-                raise Refusal(f"{path}: array {name!r} could not be read: {unreadable[name]}")
-        yield from pa.table(columns).select(names).to_batches(BATCH_ROWS)
+            if isinstance(columns[name], Exception):
+                raise Refusal(f"{path}: array {name!r} could not be read: {columns[name]}")
+        yield from pa.table({name: columns[name] for name in names}).to_batches(BATCH_ROWS)
 
     return Table(path, [*itertools.chain(*arrays.values())], read, max(lengths.values(), default=0), arrays)
 

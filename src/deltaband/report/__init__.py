@@ -1,14 +1,12 @@
 """A report on the quality of prediction intervals, as one HTML file that needs nothing else: `page.html`, filled in."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +18,7 @@ from ..results import level_name
 from ..validation import describe
 from ..version import __version__
 from . import charts
-from .evaluation import OutputEvaluation, evaluate
-from .groups import Column, group_by_value, group_by_width, named_items, read_column
-
-if TYPE_CHECKING:  # jinja2 is an extra, loaded when a page is rendered
-    from jinja2 import Template
+from .evaluation import Column, OutputEvaluation, evaluate, group_by_value, group_by_width, named_items, read_column
 
 __all__ = ["page", "write"]
 
@@ -107,7 +101,7 @@ def write(path: str | Path, band: PredictionIntervals, x: Any, y: Any, **options
 
 
 @cache
-def _template() -> Template:
+def _template() -> Any:  # jinja2.Template
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
