@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,7 +22,7 @@ from ..errors import warn
 from ..intervals import PredictionIntervals
 from . import options
 from .models import load_network, network_dtype
-from .output import Refusal, Usage, join_names, print_result, strip_control_characters, user_output_to_stderr, with_type
+from .output import Refusal, Usage, join_names, print_result, strip_control_characters, with_type
 from .tables import StoredRows, Table, check_output, open_table, store_rows
 
 MAX_BYTES_IN_MEMORY = 2**27  # stored rows that take more go to a temporary file
@@ -55,7 +56,7 @@ def plan(
     n_rows, n_features = sum(map(len, rows.batches)), len(rows.features)
     x = torch.from_numpy(rows.first[:, :n_features]).to(rows.dtype)
     y = np.zeros((len(x), rows.n_outputs))  # any targets will do, only their number counts
-    with user_output_to_stderr():
+    with redirect_stdout(sys.stderr):
         found = PredictionIntervals(rows.network, **settings).plan([(x, y)], n_rows=n_rows)
     engines = [
         {"engine": str(option), "memory_bytes": option.nbytes, "seconds": option.seconds}
@@ -122,7 +123,7 @@ def fit(
         columns = other.select([*rows.features, *rows.targets])
         held_out = other.numbers(columns, rows.dtype, f"checking {other.path.name}")
     band = PredictionIntervals(rows.network, **settings)
-    with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as file, user_output_to_stderr():
+    with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as file, redirect_stdout(sys.stderr):
         drawn = np.random.default_rng(seed).random(store_rows(file, rows.batches)) < fraction
         selected = np.append(drawn, np.ones(store_rows(file, held_out), dtype=bool))  # for the calibration
         if selected.all() or (calibration is not None and not selected.any()):
@@ -182,7 +183,7 @@ def _open_training_rows(
     first = next(batches)
     device = next((w.device for w in network.parameters()), None)
     try:
-        with torch.no_grad(), user_output_to_stderr():
+        with torch.no_grad(), redirect_stdout(sys.stderr):
             y = network(torch.from_numpy(first[:2, : len(chosen)]).to(device, dtype))
     except Exception as error:
         given = f"{len(chosen)} features ({join_names(chosen)})"

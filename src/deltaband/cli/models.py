@@ -5,7 +5,7 @@ import json
 import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..intervals import PredictionIntervals
-from .output import Refusal, Usage, check_file, near, one_line, user_output_to_stderr, with_type
+from .output import Refusal, Usage, check_file, near, one_line, with_type
 
 
 class LoadedBand(NamedTuple):
@@ -53,7 +53,7 @@ def load_band(
 
 def load_network(model: str, weights: Path | None = None, trust: bool = False) -> nn.Module:
     """Return the network in eval mode; nothing is imported but the module that `model` names."""
-    with user_output_to_stderr():
+    with redirect_stdout(sys.stderr):
         network = _load_exported(Path(model), trust) if model.endswith(".pt2") else _make_network(model)
     if weights is not None:
         _set_weights(network, _read_weights(check_file(weights)), weights)

@@ -1,11 +1,10 @@
-"""What users get to see: results on stdout, as text or JSON; everything else, such as errors, on stderr."""
+"""What users see: results on stdout, as text or JSON; everything else, also what their own code prints, on stderr."""
 
 import difflib
 import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +47,6 @@ def print_result(result: Mapping[str, Any], text: str, as_json: bool) -> None:
         plain = json.loads(encoded, parse_constant=lambda _: None)  # NaN and ∞ become null
         text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
     print(strip_control_characters(text), flush=True)
-
-
-def user_output_to_stderr() -> AbstractContextManager[Any]:
-    """Send what the user's code prints to stderr: stdout is for results."""
-    return redirect_stdout(sys.stderr)
 
 
 def strip_control_characters(text: str) -> str:

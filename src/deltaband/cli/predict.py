@@ -1,7 +1,9 @@
 """Commands that use a band file: predict, evaluate, inspect, report."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,7 @@ from ..results import Intervals, interval_arrays, level_name
 from ..storage.atomic import atomic
 from . import options
 from .models import LoadedBand, load_band
-from .output import Refusal, check_file, format_fields, format_table, print_result, user_output_to_stderr
+from .output import Refusal, check_file, format_fields, format_table, print_result
 from .tables import WRITERS, check_output, group_values, open_table, to_numbers, write_table
 
 FITTED_WITH = ", which the band was fitted with"  # why a column is needed
@@ -179,7 +181,7 @@ def report(
     y = to_numbers(rows, loaded.targets, data)
     columns = {name: group_values(rows.column(name)) for name in groups} or None
     settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
-    with user_output_to_stderr():
+    with redirect_stdout(sys.stderr):
         html = page(
             loaded.band, x, y, level=level, columns=columns, outputs=loaded.targets, title=title, settings=settings
         )
@@ -190,5 +192,5 @@ def report(
 
 def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> tuple[np.ndarray, ...]:
     """Return the mean (b, m) and the bounds (b, m, levels)."""
-    with user_output_to_stderr():
+    with redirect_stdout(sys.stderr):
         return interval_arrays(loaded.band.predict(torch.from_numpy(x).to(loaded.dtype), level=list(levels)))

@@ -20,8 +20,6 @@ from ..version import __version__
 from . import charts
 from .evaluation import Column, OutputEvaluation, evaluate, group_by_value, group_by_width, named_items, read_column
 
-__all__ = ["page", "write"]
-
 MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL = 2_000, 6_000  # in the pictures of one output, and of all outputs
 MAX_DETAILED_OUTPUTS = 12  # outputs with their own section
 MAX_TIP_COLUMNS = 6  # columns in the tooltip of a row
