@@ -18,8 +18,6 @@ from .output import Refusal, Usage, check_file, near, one_line, with_type
 
 
 class LoadedBand(NamedTuple):
-    """The band in a file, with the names of its columns."""
-
     band: PredictionIntervals
     dtype: torch.dtype  # of the network
     features: list[str]

@@ -95,10 +95,7 @@ class StoredRows:
     n_targets: int
     dtype: torch.dtype  # of the network
     selected: np.ndarray  # (n,) bool
-    scale: tuple[np.ndarray | float, np.ndarray | float] = (
-        0.0,
-        1.0,
-    )  # mean and standard deviation that targets were scaled with
+    scale: tuple[Any, Any] = (0.0, 1.0)  # mean and standard deviation that targets were scaled with
     progress_label: str | None = None
 
     @property

@@ -84,11 +84,8 @@ def without_outliers(values: np.ndarray) -> np.ndarray:
 def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, missed: np.ndarray) -> list[Markup]:
     """Draw one dot per row, with misses larger and on top."""
     gone = missed[drawn]
-    covered_style, missed_style = (
-        {"fill": display.GREY, "fill_opacity": 0.7},
-        {"fill": display.VERMILLION, "class_": "missed"},
-    )
+    grey, red = {"fill": display.GREY, "fill_opacity": 0.7}, {"fill": display.VERMILLION, "class_": "missed"}
     return [
         element("g", *(axes.dot(x[k], y[k], radius, data_row=drawn[k]) for k in np.flatnonzero(which)), **style)
-        for which, radius, style in ((~gone, 2, covered_style), (gone, 3, missed_style))
+        for which, radius, style in ((~gone, 2, grey), (gone, 3, red))
     ]
