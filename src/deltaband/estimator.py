@@ -283,8 +283,7 @@ class Estimator:
         """Show in a notebook what was fitted, and its spectrum where that takes a moment only."""
         if not (self._fits or self._partial):
             return element("p", repr(self))
-        damping = self.fits_[0].covariance.damping
-        return summary_html(type(self).__name__, self.summary_lines(), self.fits_[0].quick_spectrum(), damping)
+        return summary_html(type(self).__name__, self.summary_lines(), self.fits_[0])
 
     # --- files
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from . import display
 from .calibration.calibrate import Calibration
 from .calibration.conformal import AllOutputs, rows_needed
 from .damping import Damping
 from .data.labels import n_classes
-from .display import Markup, element
+from .display import BLUE, SMALL_HEIGHT, SMALL_STYLE, VERMILLION, Markup, element, spectrum_picture
 from .fitting.fit import Fit
 
 Line = tuple[str, str]  # a label, indented where it belongs to the line above, and its text
@@ -24,23 +23,21 @@ def format_summary(title: str, lines: Sequence[Line]) -> str:
     return "\n".join([title, *(f"  {label:<22}{text}" for label, text in lines)])
 
 
-def summary_html(
-    title: str, lines: Sequence[Line], spectrum: tuple[np.ndarray, np.ndarray] | None, damping: float | None
-) -> Markup:
-    """Return the summary as a table above a picture of the spectrum of the fit, if there is one."""
+def summary_html(title: str, lines: Sequence[Line], fit: Fit) -> Markup:
+    """Return the summary as a table above a picture of the spectrum of a fit, where that takes a moment only."""
     rows, left = [], "text-align: left; "
     for label, text in lines:
         indent = "" if label == label.lstrip() else "padding-left: 2em"
         head = element("th", label.strip(), style=left + indent)
         rows.append(element("tr", head, element("td", text, style=left)))
     parts = [element("p", element("b", title)), element("table", element("tbody", *rows))]
-    picture = None
+    spectrum, damping, picture = fit.quick_spectrum(), fit.covariance.damping, None
     if spectrum is not None and damping is not None:
-        picture = display.spectrum_picture(*spectrum, damping, height=display.SMALL_HEIGHT)
+        picture = spectrum_picture(*spectrum, damping, height=SMALL_HEIGHT)
     if picture is not None:
-        blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (display.BLUE, display.VERMILLION))
+        blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (BLUE, VERMILLION))
         legend = element("p", blue, "singular values of J, ", red, "eigenvalues of Σ⁻¹")
-        parts += [element("div", picture, style=display.SMALL_STYLE), legend]
+        parts += [element("div", picture, style=SMALL_STYLE), legend]
     return element("div", *parts)
 
 

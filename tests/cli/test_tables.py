@@ -21,7 +21,6 @@ from deltaband.cli.tables import (
     open_table,
     store_rows,
     to_numbers,
-    write_table,
 )
 from deltaband.engines import registered_engines
 
@@ -33,7 +32,7 @@ def path(request, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CSV_BLOCK_BYTES", 200)  # so that there are several
     monkeypatch.setattr(tables, "BATCH_ROWS", 10)
     path = tmp_path / f"table{request.param}"
-    write_table(path, pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7), force=False)
+    tables.WRITERS[path.suffix](path, pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7))
     return path
 
 

@@ -18,7 +18,7 @@ from ..storage.atomic import atomic
 from . import options
 from .models import LoadedBand, load_band
 from .output import Refusal, check_file, format_fields, format_table, print_result
-from .tables import WRITERS, check_output, group_values, open_table, to_numbers, write_table
+from .tables import WRITERS, check_output, group_values, open_table, to_numbers
 
 FITTED_WITH = ", which the band was fitted with"  # why a column is needed
 PREDICTED = ", which the band predicts, and which is needed here"
@@ -83,7 +83,8 @@ def predict(
             yield rows
             n += len(rows)
 
-    write_table(out, rows_with_intervals(), force)
+    with atomic(out, overwrite=force) as temporary:
+        WRITERS[out.suffix.lower()](temporary, rows_with_intervals())
     print_result({"out": out, "rows": n, "columns": added}, f"{n:,} rows with {', '.join(added)} in {out}", as_json)
 
 

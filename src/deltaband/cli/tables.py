@@ -21,7 +21,7 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
-from ..storage.atomic import atomic, writable
+from ..storage.atomic import writable
 from .output import Refusal, Usage, check_file, join_names, near, progress_bar
 
 CSV_BLOCK_BYTES = 2**20
@@ -167,12 +167,6 @@ def group_values(column: pa.Array) -> list[Any]:
     return [None if cell is None or cell.strip().lower() in MISSING_TEXTS else cell for cell in cells]
 
 
-def write_table(path: Path, batches: Iterable[pa.RecordBatch], force: bool) -> None:
-    """Write rows, at least one, as they come; the file appears at the end. Rows for npz are held in memory."""
-    with atomic(path, overwrite=force) as temporary:
-        WRITERS[path.suffix.lower()](temporary, batches)
-
-
 def check_output(path: Path, force: bool, suffixes: Iterable[str], inputs: Sequence[Path] = ()) -> None:
     """Check before any work that the file can and may be written, and that it is not one that the command reads."""
     if path.suffix.lower() not in suffixes:
@@ -316,4 +310,5 @@ def _write_npz(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 READERS: dict[str, Callable[[Path], Table]] = {".csv": _open_csv, ".parquet": _open_parquet, ".npz": _open_npz}
+# they write rows, at least one, as they come; those for npz are held in memory
 WRITERS = {".csv": _write_csv, ".parquet": _write_parquet, ".npz": _write_npz}
