@@ -40,8 +40,7 @@ LAZY: dict[tuple[str, str], str] = {
     ("cli.demo", "sklearn"): OPTIONAL,
     ("cli.demo", "threadpoolctl"): OPTIONAL,
     ("cli.models", "safetensors"): ONE_FEATURE,
-    ("cli.output", "tqdm"): PROGRESS,
-    ("cli.predict", ".report.page"): "only `deltaband report` needs it; the other commands start faster without",
+    ("cli.predict", ".report"): "only `deltaband report` needs it; the other commands start faster without",
     ("engines.directions", "scipy"): SLOW,
     ("engines.exact", "scipy"): SLOW,
     ("engines.projection", "scipy"): SLOW,
@@ -51,7 +50,7 @@ LAZY: dict[tuple[str, str], str] = {
     ("intervals", ".plots"): "drawing needs matplotlib, an extra",
     ("plots", "matplotlib"): OPTIONAL,
     ("report.evaluation", "scipy"): SLOW,
-    ("report.page", "jinja2"): "only pages need it, and a message says how to install it",
+    ("report", "jinja2"): "only pages need it, and a message says how to install it",
     ("results", "pandas"): OPTIONAL,
     ("storage.container", "safetensors"): ONE_FEATURE,
 }

@@ -220,7 +220,7 @@ def test_a_missing_level_is_an_error_where_it_is_needed(metric):
 @pytest.mark.parametrize("metric", [interval_score, calibration_error])
 def test_levels_must_go_with_the_columns(metric):
     y, intervals = simple(level=(0.5, 0.9))
-    with pytest.raises(ValueError, match="2 levels do not go with bounds of 1 columns"):
+    with pytest.raises(ValueError, match="2 levels do not match bounds of 1 columns"):
         metric(y, intervals)
 
 

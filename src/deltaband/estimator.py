@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from . import storage
 from .calibration import Calibration
-from .display.notebook import summary_html
-from .display.svg import element
+from .display import element
 from .engines import Covariance, Engine, Plan, Spectrum
 from .errors import NotFittedError, warn
 from .fitting import accuracy, driver
@@ -27,7 +26,7 @@ from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
 from .fitting.tasks import Classification
 from .storage import StoredBand
-from .summary import classification_summary, format_summary, regression_summary
+from .summary import classification_summary, format_summary, regression_summary, summary_html
 from .validation import check_int
 
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to finish
@@ -284,8 +283,7 @@ class Estimator:
         """Show in a notebook what was fitted, and its spectrum where that takes a moment only."""
         if not (self._fits or self._partial):
             return element("p", repr(self))
-        damping = self.fits_[0].covariance.damping
-        return summary_html(type(self).__name__, self.summary_lines(), self.fits_[0].quick_spectrum(), damping)
+        return summary_html(type(self).__name__, self.summary_lines(), self.fits_[0])
 
     # --- files
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .data.batches import read_targets
 from .data.inputs import check_finite
-from .results import Intervals, to_numpy
+from .results import Intervals, level_names, to_numpy
 
 
 def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -136,10 +136,8 @@ def _read(y: Any, intervals: Intervals) -> tuple[np.ndarray, ...]:
 def _levels(intervals: Intervals, bounds: np.ndarray) -> np.ndarray:  # (levels,), one per column of the bounds
     if intervals.level is None:
         raise ValueError("the level of the intervals is not known: give Intervals(mean, lower, upper, level=0.95)")
-    levels = np.atleast_1d(np.asarray(intervals.level, dtype=np.float64))
-    if len(levels) != bounds.shape[2]:
-        raise ValueError(f"{len(levels)} levels do not go with bounds of {bounds.shape[2]} columns")
-    return levels
+    level_names(intervals, bounds.shape[2])  # raises if there are not so many
+    return np.atleast_1d(np.asarray(intervals.level, dtype=np.float64))
 
 
 def _is_constant(difference: np.ndarray, a: np.ndarray, b: np.ndarray, eps: float) -> np.ndarray:

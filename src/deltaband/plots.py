@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .display.palette import LIGHT
-from .display.svg import resolved_spectrum
+from .display import LIGHT, resolved_spectrum
 from .engines import Spectrum
 from .metrics import coverage
 from .results import Intervals, level_names, to_numpy
@@ -115,8 +114,7 @@ def sorted_by_width(y: Any, intervals: Intervals, *, ax: Axes | None = None) -> 
     share = coverage(y, intervals)
     if isinstance(share, np.ndarray):
         raise ValueError("sorted_by_width draws one level: call predict with a single level")
-    mean, lower, upper = intervals
-    targets, mean, lower, upper = _columns(y=y, prediction=mean, lower=lower, upper=upper)
+    targets, mean, lower, upper = _columns(y=y, prediction=intervals.mean, lower=intervals.lower, upper=intervals.upper)
     order = np.argsort(upper - lower, kind="stable")
     error, low, high = (part[order] for part in (targets - mean, lower - mean, upper - mean))
     covered = ((lower <= targets) & (targets <= upper))[order]

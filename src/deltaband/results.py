@@ -10,12 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .display.notebook import IntervalTable
+from . import display
+from .display import Markup, decimals, element, fixed
 
 if TYPE_CHECKING:  # pandas is an extra, loaded when a data frame is requested
     from pandas import DataFrame
 
 Side = Literal["both", "lower", "upper"]  # which bounds of an interval are finite
+
+MAX_TABLE_ROWS = 5
+MAX_TABLE_OUTPUTS = 3  # of more outputs a table shows the first alone
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,7 +76,6 @@ class Intervals:
         return _data_frame(parts, index, "output" if several else None)
 
     def _columns(self, output: int = 0, mean_name: str = "prediction", prefix: str = "") -> dict[str, np.ndarray]:
-        """Return the columns prediction, lower_95, upper_95, and so on for each level."""
         mean, lower, upper = (part[:, output] for part in interval_arrays(self))
         columns = {mean_name: mean}
         for j, name in enumerate(level_names(self, lower.shape[1])):
@@ -80,15 +83,56 @@ class Intervals:
             columns |= {f"{prefix}lower{suffix}": lower[:, j], f"{prefix}upper{suffix}": upper[:, j]}
         return columns
 
-    def _table(self) -> IntervalTable:
-        levels = () if self.level is None else parse_levels(self.level)
-        return IntervalTable(*interval_arrays(self, np.float64), [level_name(level) for level in levels])
-
     def __repr__(self) -> str:
-        return self._table().text()
+        title, cells, below = self._table()
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in cells]
+        return "\n  ".join([title, *lines, *below])
 
     def _repr_html_(self) -> str:
-        return self._table().html()
+        title, (header, *rows), below = self._table()
+        head = element("tr", *(element("th", name) for name in header))
+        body = [element("tr", *(element("td", cell) for cell in row)) for row in rows]
+        table = element("table", element("thead", head), element("tbody", *body))
+        parts = [element("p", element("b", title)), self._picture(), table, *(element("p", text) for text in below)]
+        return element("div", *parts)
+
+    def _table(self) -> tuple[str, list[list[str]], list[str]]:
+        """Return a title, the header and the first rows, and a line that says how many more there are, if any."""
+        mean, lower, upper = interval_arrays(self, np.float64)
+        n, m, n_levels = lower.shape
+        levels = [] if self.level is None else list(map(level_name, parse_levels(self.level)))
+        title = f"Intervals of {n:,} row{'s'[: n != 1]}" + (f", {m} outputs" if m > 1 else "")
+        names = [f" {name}" for name in levels] or [""]
+        if len(names) != n_levels:
+            names = [f" {j}" for j in range(n_levels)]
+        outputs = [0] if m > MAX_TABLE_OUTPUTS else range(m)
+        columns = ["prediction", *(end + name for name in names for end in ("lower", "upper"))]
+        header = ["row", *((f"{o}: " if m > 1 else "") + column for o in outputs for column in columns)]
+        places = decimals(upper - lower)
+        bounds = np.stack([lower, upper], axis=3).reshape(n, m, 2 * n_levels)
+        values = np.concatenate([mean[:, :, None], bounds], axis=2)[:MAX_TABLE_ROWS, outputs]
+        rows = [[str(k), *(fixed(float(value), places) for value in row.flat)] for k, row in enumerate(values)]
+        below = [f"… {n - MAX_TABLE_ROWS:,} more"] if n > MAX_TABLE_ROWS else []
+        return ", ".join([title, *(f"{level} %" for level in levels)]), [header, *rows], below
+
+    def _picture(self) -> Markup:
+        """Draw the predictions of the first output in ascending order, within their intervals."""
+        values = np.column_stack([part[:, 0] for part in interval_arrays(self, np.float64)])
+        finite = values[np.isfinite(values).all(axis=1)]
+        if len(finite) < 2:
+            return Markup("")
+        order = np.argsort(finite[:, 0], kind="stable")
+        shown = finite[display.evenly_spaced(order, display.CURVE_POINTS)]
+        mean, (lower, upper) = shown[:, 0], np.split(shown[:, 1:].T, 2)  # (n,), (levels, n)
+        position = np.linspace(1, len(order), len(shown))
+        labels = "rows, sorted by prediction", "prediction and interval"
+        axes = display.Axes((1.0, float(len(order))), display.axis_limits(shown), *labels, height=display.SMALL_HEIGHT)
+        widest_first = np.argsort(-(upper - lower).mean(axis=1), kind="stable")
+        areas = [axes.area(position, lower[j], upper[j], fill=display.BAND) for j in widest_first]
+        line = axes.line(position, mean, stroke=display.BLUE)
+        picture = axes.picture(*areas, line, describe="Predictions within their intervals")
+        return element("div", picture, style=display.SMALL_STYLE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -196,9 +240,5 @@ def _data_frame(parts: Mapping[Any, dict[str, np.ndarray]], index: Any, outer_le
         import pandas as pd
     except ImportError as error:
         raise ImportError("data frames need pandas: pip install pandas") from error
-    columns = {(name, key): values for name, part in parts.items() for key, values in part.items()}
-    if outer_level is None:
-        return pd.DataFrame({key: values for (_, key), values in columns.items()}, index=index)
-    frame = pd.DataFrame(columns, index=index)
-    frame.columns.names = [outer_level, None]
-    return frame
+    frames = {name: pd.DataFrame(columns, index=index) for name, columns in parts.items()}
+    return pd.concat(frames, axis=1, names=[outer_level]) if outer_level else next(iter(frames.values()))

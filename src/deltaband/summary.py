@@ -1,6 +1,4 @@
-"""The summary of a fit as lines of text."""
-
-from __future__ import annotations
+"""The summary of a fit, as text and as HTML for notebooks."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +9,10 @@ from torch import nn
 from .calibration import AllOutputs, Calibration, rows_needed
 from .damping import Damping
 from .data.batches import count_classes
-from .display.notebook import Line
+from .display import BLUE, SMALL_HEIGHT, SMALL_STYLE, VERMILLION, Markup, element, spectrum_picture
 from .fitting.fit import Fit
+
+Line = tuple[str, str]  # a label, indented where it belongs to the line above, and its text
 
 MAX_LISTED_OUTPUTS = 4  # with more outputs than this a line shows the smallest and the largest number
 
@@ -22,10 +22,27 @@ def format_summary(title: str, lines: Sequence[Line]) -> str:
     return "\n".join([title, *(f"  {label:<22}{text}" for label, text in lines)])
 
 
+def summary_html(title: str, lines: Sequence[Line], fit: Fit) -> Markup:
+    """Return the summary as a table above a picture of the spectrum of a fit, where that takes a moment only."""
+    rows, left = [], "text-align: left; "
+    for label, text in lines:
+        indent = "" if label == label.lstrip() else "padding-left: 2em"
+        head = element("th", label.strip(), style=left + indent)
+        rows.append(element("tr", head, element("td", text, style=left)))
+    parts = [element("p", element("b", title)), element("table", element("tbody", *rows))]
+    spectrum, damping, picture = fit.quick_spectrum(), fit.covariance.damping, None
+    if spectrum is not None and damping is not None:
+        picture = spectrum_picture(*spectrum, damping, height=SMALL_HEIGHT)
+    if picture is not None:
+        blue, red = (element("span", "● ", style=f"color: {colour}") for colour in (BLUE, VERMILLION))
+        legend = element("p", blue, "singular values of J, ", red, "eigenvalues of Σ⁻¹")
+        parts += [element("div", picture, style=SMALL_STYLE), legend]
+    return element("div", *parts)
+
+
 def regression_summary(
     model: nn.Module, fits: Sequence[Fit], damping: Damping, calibration: Calibration | None
 ) -> list[Line]:
-    """Return the lines of the summary of `PredictionIntervals`."""
     fit, m = fits[0], sum(each.n_outputs for each in fits)
     task = [] if m == 1 else [("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}")]
     losses, freedom, noise = (
@@ -48,7 +65,6 @@ def regression_summary(
 def classification_summary(
     model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
 ) -> list[Line]:
-    """Return the lines of the summary of `ClassificationIntervals`."""
     fit, n_all = fits[0], count_classes(fits[0].n_returned)
     one_against_rest = fit.n_returned > 2 and fit.n_outputs == 1
     classes = [c for each in fits for c in each.outputs]
@@ -105,9 +121,8 @@ def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
     if not joint and n >= rows_needed(0.95):
         deviations = [math.hypot(*output.standardised) / math.sqrt(n) for output in outputs]
         quantiles = [output.quantile(0.95) / s if s else 0.0 for output, s in zip(outputs, deviations, strict=True)]
-        lines.append(
-            ("  95 % quantile", f"{_list(np.array(quantiles), '{:.3f}')} standard deviations (Gaussian: 1.960)")
-        )
+        shown = _list(np.array(quantiles), "{:.3f}")
+        lines.append(("  95 % quantile", f"{shown} standard deviations (Gaussian: 1.960)"))
     scores = [f"{s:.4g}" for s in (calibration.score_before, calibration.score_after) if not math.isnan(s)]
     if not math.isnan(calibration.score_after):
         lines.append(("  interval score", f"{' → '.join(scores)} (95 %, lower is better)"))

@@ -11,8 +11,8 @@ from torch import nn
 
 from deltaband import DeltabandWarning, Nystrom, PredictionIntervals
 from deltaband.cli import main
-from deltaband.cli.errors import Refusal
 from deltaband.cli.models import load_network
+from deltaband.cli.output import Refusal
 from tests.support.commands import make_folder, run
 
 DYNAMIC = ({0: torch.export.Dim("rows")},)

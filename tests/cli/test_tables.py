@@ -12,11 +12,16 @@ import pytest
 import torch
 
 from deltaband import Exact, ImportantDirections, Nystrom, RandomProjection
-from deltaband.cli import fit, tables
-from deltaband.cli.engines import engine, nbytes
-from deltaband.cli.errors import Refusal
-from deltaband.cli.fit import StoredRows, store_rows
-from deltaband.cli.tables import group_values, number_batches, open_table, to_numbers, write_table
+from deltaband.cli import tables
+from deltaband.cli.options import engine, nbytes
+from deltaband.cli.output import Refusal
+from deltaband.cli.tables import (
+    StoredRows,
+    group_values,
+    open_table,
+    store_rows,
+    to_numbers,
+)
 from deltaband.engines import registered_engines
 
 FRAME = pd.DataFrame({"a": np.arange(25) / 7, "file": np.arange(25), "text": [f'"{i}", and\nmore' for i in range(25)]})
@@ -27,7 +32,7 @@ def path(request, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CSV_BLOCK_BYTES", 200)  # so that there are several
     monkeypatch.setattr(tables, "BATCH_ROWS", 10)
     path = tmp_path / f"table{request.param}"
-    write_table(path, pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7), force=False)
+    tables.WRITERS[path.suffix](path, pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7))
     return path
 
 
@@ -52,11 +57,11 @@ def test_a_table_is_read_as_it_was_written(path):
 
 @pytest.mark.parametrize("bytes_in_memory", [2**20, 100], ids=["memory", "file"])
 def test_stored_rows_can_be_iterated_again_and_in_parts(path, bytes_in_memory, monkeypatch):
-    monkeypatch.setattr(fit, "BATCH_ROWS", 4)
-    batches = number_batches(open_table(path), ["a", "file"], torch.float32, "reading")
+    batches = open_table(path).numbers(["a", "file"], torch.float32, "reading")
+    monkeypatch.setattr(tables, "BATCH_ROWS", 4)
     with tempfile.SpooledTemporaryFile(bytes_in_memory) as file:
         assert store_rows(file, batches) == 25
-        check_stored(StoredRows(file, 1, 1, torch.float32, None, np.ones(25, dtype=bool)))
+        check_stored(StoredRows(file, 1, 1, torch.float32, np.ones(25, dtype=bool)))
 
 
 def check_stored(rows):

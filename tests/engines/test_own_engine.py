@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from deltaband import ArtefactError, PredictionIntervals
-from deltaband.cli.engines import engine as parse_engine
-from deltaband.cli.errors import Refusal, Usage
+from deltaband.cli.options import engine as parse_engine
+from deltaband.cli.output import Refusal, Usage
 from deltaband.engines import Problem, plan_fit, registered_engines
 from tests.engines.contract import EngineContract
 from tests.support.commands import FIT, make_folder
@@ -88,7 +88,7 @@ def test_the_command_line_takes_it_by_module_and_class(diagonal):
         parse_engine("own_engine_of_the_docs:Diagonal:rank=3")
     with pytest.raises(Usage, match="has no engine 'np'"):
         parse_engine("own_engine_of_the_docs:np")
-    with pytest.raises(Refusal, match="importing missing_module failed"):
+    with pytest.raises(Refusal, match="--engine: there is no module 'missing_module'"):
         parse_engine("missing_module:Diagonal")
 
 

@@ -21,19 +21,16 @@ from deltaband import (
     plots,
     report,
 )
-from deltaband.display.palette import DARK, LIGHT
-from deltaband.display.svg import Markup
-from deltaband.display.text import number
-from deltaband.report import charts
+from deltaband.display import DARK, LIGHT, Markup, number
+from deltaband.report import _template, charts, drawn_rows
 from deltaband.report.evaluation import (
     CURVE_LEVELS,
     Coverage,
     OutputEvaluation,
     chance_range,
     evaluate,
+    group_by_width,
 )
-from deltaband.report.groups import group_by_width
-from deltaband.report.page import _template, drawn_rows
 from tests.support.networks import mlp, regression
 
 HOSTILE = "</script><script>alert(1)</script>\"'&<b>"
@@ -447,8 +444,7 @@ def test_outputs_may_have_the_same_name(several, rows):
 
 
 def test_many_outputs_are_in_a_table_and_some_have_sections(monkeypatch, several, rows):
-    module = sys.modules["deltaband.report.page"]  # the package's attribute of that name is the function
-    monkeypatch.setattr(module, "MAX_DETAILED_OUTPUTS", 2)
+    monkeypatch.setattr(report, "MAX_DETAILED_OUTPUTS", 2)
     band, Y = several
     page = report.page(band, rows[0][NEW], Y[NEW])
     assert page.count('<section id="output-') == 2
@@ -499,7 +495,7 @@ def test_a_million_rows_make_a_page_of_less_than_a_megabyte(monkeypatch, band, r
 def test_a_page_says_how_many_rows_and_misses_are_drawn(band, rows, monkeypatch):
     X, y = rows[0][NEW], rows[1][NEW]
     assert "rows are drawn" not in report.page(band, X, y)
-    monkeypatch.setattr(sys.modules["deltaband.report.page"], "MAX_DRAWN_ROWS", 100)
+    monkeypatch.setattr(report, "MAX_DRAWN_ROWS", 100)
     n_missed = int(evaluate(band, X, y, 0.95, None).outputs[0].missed.sum())
     assert 0 < n_missed < 50
     assert f"missed. 100 of 240 rows are drawn, all {n_missed} misses among them. " in words(report.page(band, X, y))

@@ -7,11 +7,7 @@ import warnings
 from collections.abc import Sequence
 
 from ..errors import DeltabandWarning
-from .errors import Refusal
-from .output import one_line, strip_control_characters
-
-REQUIRED_PACKAGES = ("typer", "pyarrow")
-EXIT_INTERRUPTED = 130
+from .output import Refusal, one_line, strip_control_characters
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if missing := [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]:
+        if missing := [name for name in ("typer", "pyarrow") if importlib.util.find_spec(name) is None]:
             raise Refusal(f"missing {' and '.join(missing)}: pip install 'deltaband[cli]'")
         from .app import run
 
@@ -38,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run([word for word in words if word != "--debug"] or ["--help"])
     except KeyboardInterrupt:
         print("deltaband: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return 130
     except Exception as error:
         if "--debug" in words:
             traceback.print_exc()

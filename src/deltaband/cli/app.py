@@ -7,8 +7,8 @@ import typer
 
 from ..version import __version__
 from .demo import demo
-from .errors import Usage
 from .fit import fit, plan
+from .output import Usage
 from .predict import evaluate, inspect, predict, report
 
 app = typer.Typer(

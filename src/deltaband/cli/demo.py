@@ -1,10 +1,9 @@
 """A tour of deltaband in a minute: the command `deltaband demo`."""
 
 import importlib.util
-import itertools
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,8 +14,7 @@ from .. import metrics, plots
 from ..engines import Engine, Exact, ImportantDirections, RobustFrequentDirections
 from ..intervals import PredictionIntervals
 from . import options
-from .errors import Refusal
-from .output import format_table, print_result
+from .output import Refusal, format_table, print_result
 
 TRAINING_STEPS = 3000
 METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
@@ -57,7 +55,7 @@ def demo(
 
 
 class Problem(NamedTuple):
-    """A trained network, its training rows, and rows that it was not trained on."""
+    """A network, its training rows, and rows that it is not trained on."""
 
     name: str
     model: nn.Module
@@ -67,6 +65,18 @@ class Problem(NamedTuple):
     y: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
+
+    def trained(self, steps: int) -> Self:
+        """Train in full batches with a learning rate that decays to zero: the formula assumes a minimum."""
+        inputs, targets = torch.from_numpy(self.x), torch.from_numpy(self.y)
+        optimiser = torch.optim.Adam(self.model.parameters(), lr=1e-2, weight_decay=self.weight_decay)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            torch.autograd.backward(nn.functional.mse_loss(self.model(inputs).squeeze(1), targets))
+            optimiser.step()
+            schedule.step()
+        return self
 
     def fit(self, engine: Engine) -> PredictionIntervals:
         # the loss was the mean of squares, which `weight_decay=` refers to by default
@@ -82,9 +92,7 @@ def gap(steps: int = TRAINING_STEPS) -> Problem:
         x = rng.uniform(1, 3, n) * rng.choice([-1, 1], n)
         return x[:, None], np.sin(1.6 * x) + 0.15 * rng.standard_normal(n)
 
-    x, y = draw(160)
-    model = _train(nn.Tanh, (1, 20, 20, 1), x, y, weight_decay=1e-4, steps=steps)
-    return Problem("gap", model, 1e-4, 20, x, y, *draw(1000))
+    return Problem("gap", _network(1, 20, nn.Tanh), 1e-4, 20, *draw(160), *draw(1000)).trained(steps)
 
 
 def diabetes(steps: int = TRAINING_STEPS) -> Problem:
@@ -93,15 +101,19 @@ def diabetes(steps: int = TRAINING_STEPS) -> Problem:
 
     x, y = load_diabetes(return_X_y=True)
     train, test = np.split(np.random.default_rng(0).permutation(len(y)), [331])
-    x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
-    y = (y - y[train].mean()) / y[train].std()
+    x, y = ((values - values[train].mean(axis=0)) / values[train].std(axis=0) for values in (x, y))
     # With so much noise, a tenth of this decay would leave p* ≈ n: no degrees of freedom to estimate the noise.
-    model = _train(nn.LeakyReLU, (10, 50, 50, 1), x[train], y[train], weight_decay=0.1, steps=steps)
-    return Problem("diabetes", model, 0.1, 100, x[train], y[train], x[test], y[test])
+    model = _network(10, 50, nn.LeakyReLU)
+    return Problem("diabetes", model, 0.1, 100, x[train], y[train], x[test], y[test]).trained(steps)
+
+
+def _network(n_features: int, width: int, activation: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    hidden = [nn.Linear(n_features, width), activation(), nn.Linear(width, width), activation()]
+    return nn.Sequential(*hidden, nn.Linear(width, 1)).double()
 
 
 def compare(problem: Problem) -> list[dict[str, Any]]:
-    """Return the scores of three engines on the test rows."""
     scores = []
     for engine in (Exact(), ImportantDirections(problem.rank), RobustFrequentDirections(problem.rank)):
         start = time.perf_counter()
@@ -128,21 +140,3 @@ def _draw_diabetes(problem: Problem, figure: Any) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     plots.sorted_by_width(problem.y_test, exact.predict(problem.x_test), ax=left)
     plots.spectra(sketch.spectrum(), exact.spectrum(), ax=right).set_title(f"ImportantDirections, rank {problem.rank}")
-
-
-def _train(
-    activation: type[nn.Module], sizes: tuple[int, ...], x: np.ndarray, y: np.ndarray, weight_decay: float, steps: int
-) -> nn.Module:
-    """Train in full batches, in float64, with a learning rate that decays to zero: the formula assumes a minimum."""
-    torch.manual_seed(0)
-    layers = itertools.chain.from_iterable((nn.Linear(a, b), activation()) for a, b in itertools.pairwise(sizes))
-    model = nn.Sequential(*layers)[:-1].double()
-    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        torch.autograd.backward(nn.functional.mse_loss(model(inputs).squeeze(1), targets))
-        optimiser.step()
-        schedule.step()
-    return model

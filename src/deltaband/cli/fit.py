@@ -5,10 +5,11 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +21,9 @@ from ..calibration import rows_needed
 from ..errors import warn
 from ..intervals import PredictionIntervals
 from . import options
-from .engines import engine, nbytes
-from .errors import Refusal, Usage
 from .models import load_network, network_dtype
-from .output import join_names, print_result, progress_bar, strip_control_characters, user_output_to_stderr, with_type
-from .tables import BATCH_ROWS, check_output, number_batches, open_table
+from .output import Refusal, Usage, join_names, print_result, strip_control_characters, with_type
+from .tables import StoredRows, Table, check_output, open_table, store_rows
 
 MAX_BYTES_IN_MEMORY = 2**27  # stored rows that take more go to a temporary file
 
@@ -55,10 +54,9 @@ def plan(
     settings = _check_settings(engine_text, memory, weight_decay=weight_decay, damping=damping)
     rows = _open_training_rows(train, target or [], features, model, weights, trust)
     n_rows, n_features = sum(map(len, rows.batches)), len(rows.features)
-    x, y = torch.from_numpy(rows.first[:, :n_features]).to(rows.dtype), rows.first[:, n_features:]
-    if not target:  # any targets will do, only their number counts
-        y = np.zeros((len(x), rows.n_outputs))
-    with user_output_to_stderr():
+    x = torch.from_numpy(rows.first[:, :n_features]).to(rows.dtype)
+    y = np.zeros((len(x), rows.n_outputs))  # any targets will do, only their number counts
+    with redirect_stdout(sys.stderr):
         found = PredictionIntervals(rows.network, **settings).plan([(x, y)], n_rows=n_rows)
     engines = [
         {"engine": str(option), "memory_bytes": option.nbytes, "seconds": option.seconds}
@@ -115,25 +113,22 @@ def fit(
     settings = _check_settings(engine_text, memory, **rule, target_transform=scale)
     if weight_decay is None and damping is None and calibration is None:
         raise Usage("give --weight-decay or --damping, or --calibration, which needs neither")
-    held_out = _parse_calibration(calibration)
     check_output(out, force, [".band"], [train, weights or train, Path(calibration or train), Path(model)])
-    other = open_table(held_out) if isinstance(held_out, Path) else None
+    fraction, other = _open_calibration(calibration)
     rows = _open_training_rows(train, target, features, model, weights, trust)
     if scale is not None and len(scale[0]) != len(rows.targets):
         raise Usage(f"--target-mean and --target-std: give one of each for every target, {len(rows.targets)}")
+    held_out: Iterator[np.ndarray] = iter(())
     if other is not None:
         columns = other.select([*rows.features, *rows.targets])
-        other_batches = number_batches(other, columns, rows.dtype, f"checking {other.path.name}")
+        held_out = other.numbers(columns, rows.dtype, f"checking {other.path.name}")
     band = PredictionIntervals(rows.network, **settings)
-    with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as file, user_output_to_stderr():
-        selected = np.zeros(store_rows(file, rows.batches), dtype=bool)  # for the calibration
-        if isinstance(held_out, float):
-            selected = np.random.default_rng(seed).random(len(selected)) < held_out
-        elif other is not None:
-            selected = np.append(selected, np.ones(store_rows(file, other_batches), dtype=bool))
+    with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as file, redirect_stdout(sys.stderr):
+        drawn = np.random.default_rng(seed).random(store_rows(file, rows.batches)) < fraction
+        selected = np.append(drawn, np.ones(store_rows(file, held_out), dtype=bool))  # for the calibration
         if selected.all() or (calibration is not None and not selected.any()):
             raise Refusal(f"{train} has no rows left for {'the fit' if selected.all() else 'calibration'}")
-        stored = StoredRows(file, len(rows.features), len(rows.targets), rows.dtype, scale, ~selected)
+        stored = StoredRows(file, len(rows.features), len(rows.targets), rows.dtype, ~selected, scale or (0.0, 1.0))
         band.fit(stored, n_rows=stored.n_rows, progress=sys.stderr.isatty())
         if calibration is not None:
             band.calibrate(replace(stored, selected=selected, progress_label="calibrating"), seed=seed)
@@ -144,65 +139,19 @@ def fit(
     megabytes = f"{storage.size(band, weights=True) / 1e6:,.4g} MB"
     if sys.stderr.isatty():
         print(f"writing {strip_control_characters(str(out))}, {megabytes}", file=sys.stderr)
-    notes = {"model": model, "features": json.dumps(rows.features), "targets": json.dumps(rows.targets)}
-    notes |= {"train": train.name} | ({} if calibration is None else {"calibration": calibration})
+    names = {"features": rows.features, "targets": rows.targets}
+    notes = {"model": model, **{kind: json.dumps(each) for kind, each in names.items()}, "train": train.name}
+    notes |= {} if calibration is None else {"calibration": calibration}
     storage.save(band, out, weights=True, notes=notes, overwrite=force)
-    result = {
-        "out": out,
+    sizes = {
         "bytes": out.stat().st_size,
         "rows": band.n_rows_,
-        "calibration_rows": None if calibration is None else n_calibration,
-        "features": rows.features,
-        "targets": rows.targets,
-        "parameters": band.n_parameters_,
-        **{name: getattr(band, f"{name}_") for name in ("damping", "effective_parameters", "noise_std")},
-        "seconds": time.perf_counter() - start,
+        "calibration_rows": n_calibration if calibration else None,
     }
+    found = {name: getattr(band, f"{name}_") for name in ("damping", "effective_parameters", "noise_std")}
+    found = {"parameters": band.n_parameters_, **found, "seconds": time.perf_counter() - start}
     text = f"saved {out}, {megabytes}: {', '.join(rows.targets)} from {join_names(rows.features)}"
-    print_result(result, f"{band.summary()}\n{text}", as_json)
-
-
-@dataclass(frozen=True)
-class StoredRows:
-    """Rows as numbers, read and checked once: batches `(x, y)` that can be iterated again and again."""
-
-    file: IO[bytes]  # (n, features + targets) float64
-    n_features: int
-    n_targets: int
-    dtype: torch.dtype  # of the network
-    scale: tuple[np.ndarray, np.ndarray] | None  # mean and standard deviation that targets were scaled with
-    selected: np.ndarray  # (n,) bool
-    progress_label: str | None = None
-
-    @property
-    def n_rows(self) -> int:
-        return int(self.selected.sum())
-
-    def __iter__(self) -> Iterator[tuple[Tensor, np.ndarray]]:
-        width = self.n_features + self.n_targets
-        with progress_bar(self.progress_label, self.n_rows) as bar:
-            for start in range(0, len(self.selected), BATCH_ROWS):
-                self.file.seek(start * width * 8)
-                values = np.frombuffer(self.file.read(BATCH_ROWS * width * 8)).reshape(-1, width)
-                values = values[self.selected[start : start + BATCH_ROWS]]
-                x, y = values[:, : self.n_features], values[:, self.n_features :]
-                if self.scale is not None:
-                    y = (y - self.scale[0]) / self.scale[1]
-                if len(values):
-                    yield torch.from_numpy(x).to(self.dtype), y
-                bar.update(len(values))
-
-
-def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
-    """Append rows to a file and return how many there were."""
-    n = 0
-    for values in batches:
-        try:
-            file.write(values.tobytes())
-        except OSError as error:
-            raise Refusal(f"rows could not be stored in {tempfile.gettempdir()} (see TMPDIR): {error}") from error
-        n += len(values)
-    return n
+    print_result({"out": out, **sizes, **names, **found}, f"{band.summary()}\n{text}", as_json)
 
 
 class _TrainingRows(NamedTuple):
@@ -230,11 +179,11 @@ def _open_training_rows(
         raise Refusal(f"{path} has no columns except the targets")
     network = load_network(model, weights, trust)
     dtype = network_dtype(network)
-    batches = number_batches(table, [*chosen, *targets], dtype, f"checking {path.name}")
+    batches = table.numbers([*chosen, *targets], dtype, f"checking {path.name}")
     first = next(batches)
     device = next((w.device for w in network.parameters()), None)
     try:
-        with torch.no_grad(), user_output_to_stderr():
+        with torch.no_grad(), redirect_stdout(sys.stderr):
             y = network(torch.from_numpy(first[:2, : len(chosen)]).to(device, dtype))
     except Exception as error:
         given = f"{len(chosen)} features ({join_names(chosen)})"
@@ -250,7 +199,7 @@ def _open_training_rows(
 
 def _check_settings(engine_text: str, memory: str | None, **settings: Any) -> dict[str, Any]:
     """Return the keywords of PredictionIntervals, checked before any file is read."""
-    settings |= {"engine": engine(engine_text), "memory": None if memory is None else nbytes(memory)}
+    settings |= {"engine": options.engine(engine_text), "memory": None if memory is None else options.nbytes(memory)}
     try:
         PredictionIntervals(nn.PReLU(), **settings)  # any module will do
     except (TypeError, ValueError) as error:
@@ -258,12 +207,14 @@ def _check_settings(engine_text: str, memory: str | None, **settings: Any) -> di
     return settings
 
 
-def _parse_calibration(text: str | None) -> float | Path | None:
-    """Return the share of the rows to hold out, or the file that holds the calibration rows."""
+def _open_calibration(text: str | None) -> tuple[float, Table | None]:
+    """Return the share of the training rows to hold out, and the table of other calibration rows."""
+    if text is None:
+        return 0.0, None
     try:
-        fraction = None if text is None else float(text)
+        fraction = float(text)
     except ValueError:
-        return Path(str(text))
-    if fraction is not None and not 0 < fraction < 1:
+        return 0.0, open_table(Path(text))
+    if not 0 < fraction < 1:
         raise Usage(f"--calibration must be a file, or a fraction between 0 and 1, got {text}")
-    return fraction
+    return fraction, None

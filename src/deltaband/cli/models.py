@@ -5,7 +5,7 @@ import json
 import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,10 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..intervals import PredictionIntervals
-from .errors import Refusal, Usage, check_file, near
-from .output import one_line, user_output_to_stderr, with_type
+from .output import Refusal, Usage, check_file, near, one_line, with_type
 
 
 class LoadedBand(NamedTuple):
-    """The band in a file, with the names of its columns."""
-
     band: PredictionIntervals
     dtype: torch.dtype  # of the network
     features: list[str]
@@ -49,14 +46,12 @@ def load_band(
     network = load_network(model, trust=trust)
     if about["holds_weights"]:  # otherwise the factory's own must be those of the fit, which loading checks
         _set_weights(network, storage.weights(path), path)
-    band = storage.load(path, network)
-    assert isinstance(band, PredictionIntervals)
-    return LoadedBand(band, network_dtype(network), *names)
+    return LoadedBand(PredictionIntervals.load(path, network), network_dtype(network), *names)
 
 
 def load_network(model: str, weights: Path | None = None, trust: bool = False) -> nn.Module:
     """Return the network in eval mode; nothing is imported but the module that `model` names."""
-    with user_output_to_stderr():
+    with redirect_stdout(sys.stderr):
         network = _load_exported(Path(model), trust) if model.endswith(".pt2") else _make_network(model)
     if weights is not None:
         _set_weights(network, _read_weights(check_file(weights)), weights)
@@ -64,7 +59,6 @@ def load_network(model: str, weights: Path | None = None, trust: bool = False) -
 
 
 def network_dtype(model: nn.Module) -> torch.dtype:
-    """Return the precision that the network computes in."""
     return next((w.dtype for w in model.parameters() if w.is_floating_point() and w.requires_grad), torch.float32)
 
 
@@ -90,7 +84,7 @@ def _make_network(model: str) -> nn.Module:
     if module_name.endswith(".py") or "/" in module_name:
         named = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise Usage(f"MODEL must name a module, not a file: {named}:{path}")
-    value: Any = _import_module(module_name)
+    value = import_module(module_name)
     for part in path.split("."):
         if not hasattr(value, part):
             known = [name for name in vars(value) if callable(getattr(value, name))]
@@ -106,16 +100,19 @@ def _make_network(model: str) -> nn.Module:
     return network.eval()
 
 
-def _import_module(name: str) -> Any:
+@current_folder_first()
+def import_module(name: str, option: str = "") -> Any:
+    """Import a module of the user's; an error begins with the option that names it."""
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
-            raise Refusal(f"importing {name} failed: {with_type(error)}") from error
+            raise Refusal(f"{option}importing {name} failed: {with_type(error)}") from error
         hint = near(missing, [path.stem for path in Path().glob("*.py")])
-        raise Refusal(f"there is no module {missing!r}{hint}, neither in the current folder nor installed") from error
+        where = "neither in the current folder nor installed"
+        raise Refusal(f"{option}there is no module {missing!r}{hint}, {where}") from error
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
@@ -127,8 +124,8 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        what = "does not hold tensors alone; anything else could run code and is not loaded"
-        raise Refusal(f"{path} {what}: save model.state_dict(), or as safetensors") from error
+        why = "anything else could run code and is not loaded: save model.state_dict(), or as safetensors"
+        raise Refusal(f"{path} does not hold tensors alone; {why}") from error
     except Exception as error:  # the type depends on where the file is damaged
         raise Refusal(f"{path} could not be read as a state dict: {one_line(error)}") from error
     if not isinstance(state, dict):
@@ -139,7 +136,6 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
 
 
 def _set_weights(model: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
-    """Load the weights into the network, or name the first that does not fit."""
     own = model.state_dict()
     for name in [*own, *state]:
         given, expected = (tuple(each[name].shape) if name in each else "missing" for each in (state, own))
@@ -170,7 +166,6 @@ def _load_exported(path: Path, trust: bool) -> nn.Module:
 
 
 def _is_in_training_mode(node: Any) -> bool:
-    """Return whether a dropout or a norm of an exported graph behaves as in training."""
     arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
     given = dict(zip((each.name for each in arguments), node.args, strict=False)) | dict(node.kwargs)
     dropout = given.get("dropout_p", 0.0)

@@ -1,31 +1,52 @@
-"""Text for the screen: results on stdout, as text or JSON; everything else on stderr."""
+"""What users see: results on stdout, as text or JSON; everything else, also what their own code prints, on stderr."""
 
+import difflib
 import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from .errors import Refusal
+from tqdm import tqdm
 
 MAX_ERROR_CHARACTERS = 800
 MAX_LISTED_NAMES = 12
 
 
+class Refusal(Exception):  # noqa: N818 - not a fault of the program
+    """A problem with the data, the network or the files; the message is for the user."""
+
+    code = 1
+
+
+class Usage(Refusal):
+    code = 2  # a problem with the options
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'X'?)" for the most similar known name, or an empty text."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    if not matches:  # difflib is case-sensitive
+        folded = {each.casefold(): each for each in known}
+        matches = [folded[each] for each in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)]
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def check_file(path: Path) -> Path:
+    if not path.is_file():
+        folder = path.parent if path.parent.is_dir() else Path()
+        raise Refusal(f"there is no file {path}{near(path.name, [each.name for each in folder.iterdir()])}")
+    return path
+
+
 def print_result(result: Mapping[str, Any], text: str, as_json: bool) -> None:
-    """Print the result of a command: as JSON, or as the text that describes it."""
     if as_json:
-        plain = json.loads(json.dumps(result, default=_to_json), parse_constant=lambda _: None)  # NaN and ∞ become null
+        encoded = json.dumps(result, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
+        plain = json.loads(encoded, parse_constant=lambda _: None)  # NaN and ∞ become null
         text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
     print(strip_control_characters(text), flush=True)
-
-
-def user_output_to_stderr() -> AbstractContextManager[Any]:
-    """Send what the user's code prints to stderr: stdout is for results."""
-    return redirect_stdout(sys.stderr)
 
 
 def strip_control_characters(text: str) -> str:
@@ -34,7 +55,6 @@ def strip_control_characters(text: str) -> str:
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Return the names with commas between them, the first dozen if there are more."""
     every = list(names)
     rest = len(every) - MAX_LISTED_NAMES
     return ", ".join(every[:MAX_LISTED_NAMES]) + (f" and {rest} more" if rest > 0 else "")
@@ -50,7 +70,6 @@ def one_line(error: BaseException) -> str:
 
 
 def with_type(error: BaseException) -> str:
-    """Return the type and the message of an error of other people's code."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
@@ -77,14 +96,8 @@ def format_fields(values: Mapping[str, Any], indent: str = "") -> str:
 
 def progress_bar(label: str | None, n_rows: int | None) -> Any:
     """Return a tqdm bar that shows after a second, on terminals only; none without a label."""
-    from tqdm import tqdm
-
     disable = True if label is None else None  # None: unless stderr is a terminal
     return tqdm(total=n_rows, desc=label, unit=" rows", delay=1, leave=False, disable=disable, file=sys.stderr)
-
-
-def _to_json(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def _format(value: Any) -> str:

@@ -1,7 +1,9 @@
 """Commands that use a band file: predict, evaluate, inspect, report."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +13,12 @@ import torch
 import typer
 
 from .. import metrics, storage
-from ..results import Intervals, level_name, parse_levels
+from ..results import Intervals, interval_arrays, level_name
 from ..storage.container import atomic
 from . import options
-from .errors import Refusal, Usage, check_file
 from .models import LoadedBand, load_band
-from .output import format_fields, format_table, print_result, user_output_to_stderr
-from .tables import WRITERS, check_output, group_values, number_batches, open_table, to_numbers, write_table
+from .output import Refusal, check_file, format_fields, format_table, print_result
+from .tables import WRITERS, check_output, group_values, open_table, to_numbers
 
 FITTED_WITH = ", which the band was fitted with"  # why a column is needed
 PREDICTED = ", which the band predicts, and which is needed here"
@@ -52,7 +53,7 @@ def predict(
       deltaband predict price.band --model network:make --data new.csv --out new_with_bands.csv
       deltaband predict price.band --model network:make --data new.parquet --level 0.5 --level 0.9 --out bands.parquet
     """
-    levels = _check_levels(level)
+    levels = options.check_levels(level or [0.95])
     check_output(out, force, WRITERS)
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
@@ -82,7 +83,8 @@ def predict(
             yield rows
             n += len(rows)
 
-    write_table(out, rows_with_intervals(), force)
+    with atomic(out, overwrite=force) as temporary:
+        WRITERS[out.suffix.lower()](temporary, rows_with_intervals())
     print_result({"out": out, "rows": n, "columns": added}, f"{n:,} rows with {', '.join(added)} in {out}", as_json)
 
 
@@ -107,17 +109,15 @@ def evaluate(
       deltaband evaluate price.band --model network:make --data test.csv
       deltaband evaluate price.band --model network:make --data test.csv --level 0.5 --level 0.9 --json
     """
-    levels = _check_levels(level)
+    levels = options.check_levels(level or [0.95])
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
     columns = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
     k = len(loaded.features)
-    targets, parts = [], []  # of the rows nothing else is kept
-    for values in number_batches(source, columns, loaded.dtype, "evaluating"):
-        targets.append(values[:, k:])
-        parts.append(_predict(loaded, values[:, :k], levels))
-    y = np.concatenate(targets)
-    mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
+    parts = []  # of the rows nothing else is kept
+    for values in source.numbers(columns, loaded.dtype, "evaluating"):
+        parts.append((values[:, k:], *_predict(loaded, values[:, :k], levels)))
+    y, mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
     intervals = Intervals(mean, lower, upper, levels)
     scores = {name: np.reshape(metric(y, intervals), (-1, len(levels))) for name, metric in METRICS.items()}
     scores["rmse"] = np.sqrt(np.square(y - intervals.mean).mean(axis=0))[:, None].repeat(len(levels), axis=1)
@@ -170,7 +170,7 @@ def report(
     """
     from ..report import page
 
-    _check_levels([level])
+    options.check_levels([level])
     check_output(out, force, [".html"], (band, data))
     source = open_table(data)
     groups = source.select(by or [])
@@ -182,30 +182,16 @@ def report(
     y = to_numbers(rows, loaded.targets, data)
     columns = {name: group_values(rows.column(name)) for name in groups} or None
     settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
-    about: dict[str, Any] = {"columns": columns, "outputs": loaded.targets, "title": title, "settings": settings}
-    with user_output_to_stderr():
-        html = page(loaded.band, x, y, level=level, **about)
+    with redirect_stdout(sys.stderr):
+        html = page(
+            loaded.band, x, y, level=level, columns=columns, outputs=loaded.targets, title=title, settings=settings
+        )
     with atomic(out, overwrite=force) as temporary:
         temporary.write_text(html, encoding="utf-8")
     print_result({"out": out, "rows": len(y), "by": groups}, f"{len(y):,} rows in {out}", as_json)
 
 
-def _check_levels(given: Sequence[float] | None) -> tuple[float, ...]:
-    given = given or [0.95]
-    shown = ", ".join(f"{each:g}" for each in given)
-    try:
-        levels = parse_levels(given)
-    except ValueError:
-        raise Usage(f"--level must be between 0 and 1 (0.95 for 95 %), got {shown}") from None
-    if len(set(map(level_name, levels))) < len(levels):
-        raise Usage(f"--level: some of {shown} are the same")
-    return levels
-
-
-def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> Intervals:
-    """Return the mean (b, m) and the bounds (b, m, levels) as arrays."""
-    with user_output_to_stderr():
-        found = loaded.band.predict(torch.from_numpy(x).to(loaded.dtype), level=list(levels))
-    shape = (len(x), len(loaded.targets))
-    lower, upper = (bound.numpy().reshape(*shape, -1) for bound in (found.lower, found.upper))
-    return Intervals(found.mean.numpy().reshape(shape), lower, upper, tuple(levels))
+def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> tuple[np.ndarray, ...]:
+    """Return the mean (b, m) and the bounds (b, m, levels)."""
+    with redirect_stdout(sys.stderr):
+        return interval_arrays(loaded.band.predict(torch.from_numpy(x).to(loaded.dtype), level=list(levels)))

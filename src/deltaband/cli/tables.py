@@ -5,12 +5,13 @@ Cells of a CSV file stay text until `to_numbers` converts them: columns which ar
 
 import csv
 import itertools
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 import torch
+from torch import Tensor
 
-from ..storage.container import atomic, writable
-from .errors import Refusal, Usage, check_file, near
-from .output import join_names, progress_bar
+from ..storage.container import writable
+from .output import Refusal, Usage, check_file, join_names, near, progress_bar
 
 CSV_BLOCK_BYTES = 2**20
 BATCH_ROWS = 8192  # of the other formats
@@ -30,8 +31,6 @@ MISSING_TEXTS = ("", "na", "n/a", "nan", "null", "none")
 
 @dataclass(frozen=True)
 class Table:
-    """A file of named columns."""
-
     path: Path
     names: list[str]
     read: Callable[[list[str]], Iterable[pa.RecordBatch]]  # all rows of these columns, from the first row at each call
@@ -53,6 +52,11 @@ class Table:
         if n == 0:
             raise Refusal(f"{self.path} has no rows")
 
+    def numbers(self, names: Sequence[str], dtype: torch.dtype, label: str) -> Iterator[np.ndarray]:
+        """Yield the named columns of all rows as checked numbers (b, len(names)), with a progress bar."""
+        for n_before, rows in self.batches(names, label):
+            yield to_numbers(rows, names, self.path, n_before, dtype=dtype)
+
     def select(self, wanted: Sequence[str], why: str = "") -> list[str]:
         """Return columns by name; one text may hold several names, separated by commas. An error says `why`."""
         known = {**{name: [name] for name in self.names}, **self.arrays}
@@ -68,7 +72,6 @@ class Table:
 
 
 def open_table(path: Path) -> Table:
-    """Return the table in a file; its rows are read later."""
     if path.suffix.lower() not in READERS:
         raise Refusal(f"{path}: the suffix must be one of {', '.join(READERS)}")
     check_file(path)
@@ -83,10 +86,43 @@ def open_table(path: Path) -> Table:
     return table
 
 
-def number_batches(table: Table, names: Sequence[str], dtype: torch.dtype, label: str) -> Iterator[np.ndarray]:
-    """Yield the named columns of all rows as checked numbers (b, len(names)), with a progress bar."""
-    for n_before, rows in table.batches(names, label):
-        yield to_numbers(rows, names, table.path, n_before, dtype=dtype)
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows as numbers, read and checked once: batches `(x, y)` that can be iterated again and again."""
+
+    file: IO[bytes]  # (n, features + targets) float64
+    n_features: int
+    n_targets: int
+    dtype: torch.dtype  # of the network
+    selected: np.ndarray  # (n,) bool
+    scale: tuple[Any, Any] = (0.0, 1.0)  # mean and standard deviation that targets were scaled with
+    progress_label: str | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.selected.sum())
+
+    def __iter__(self) -> Iterator[tuple[Tensor, np.ndarray]]:
+        width = self.n_features + self.n_targets
+        with progress_bar(self.progress_label, self.n_rows) as bar:
+            for start in range(0, len(self.selected), BATCH_ROWS):
+                self.file.seek(start * width * 8)
+                values = np.frombuffer(self.file.read(BATCH_ROWS * width * 8)).reshape(-1, width)
+                x, y = np.split(values[self.selected[start : start + BATCH_ROWS]], [self.n_features], axis=1)
+                if len(x):
+                    yield torch.from_numpy(x).to(self.dtype), (y - self.scale[0]) / self.scale[1]
+                bar.update(len(x))
+
+
+def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
+    n = 0
+    for values in batches:
+        try:
+            file.write(values.tobytes())
+        except OSError as error:
+            raise Refusal(f"rows could not be stored in {tempfile.gettempdir()} (see TMPDIR): {error}") from error
+        n += len(values)
+    return n
 
 
 def to_numbers(
@@ -129,12 +165,6 @@ def group_values(column: pa.Array) -> list[Any]:
     if (values := _to_floats(column)) is not None:
         return [None if np.isnan(value) else value for value in values.tolist()]
     return [None if cell is None or cell.strip().lower() in MISSING_TEXTS else cell for cell in cells]
-
-
-def write_table(path: Path, batches: Iterable[pa.RecordBatch], force: bool) -> None:
-    """Write rows, at least one, as they come; the file appears at the end. Rows for npz are held in memory."""
-    with atomic(path, overwrite=force) as temporary:
-        WRITERS[path.suffix.lower()](temporary, batches)
 
 
 def check_output(path: Path, force: bool, suffixes: Iterable[str], inputs: Sequence[Path] = ()) -> None:
@@ -183,7 +213,6 @@ def _to_floats(column: pa.Array) -> np.ndarray | None:
 
 
 def _open_csv(path: Path) -> Table:
-    """Open a comma-separated file in UTF-8 whose first line holds the names."""
     with path.open(newline="", encoding="utf-8-sig") as lines:
         header = next(filter(None, csv.reader(lines)), None)
         has_rows = next(lines, None) is not None
@@ -219,8 +248,7 @@ def _open_npz(path: Path) -> Table:
     An array that cannot be read, such as one of Python objects, is an error where it is used.
     """
     arrays: dict[str, list[str]] = {}
-    columns: dict[str, pa.Array] = {}
-    unreadable: dict[str, Exception] = {}
+    columns: dict[str, pa.Array | Exception] = {}
     lengths: dict[str, int] = {}
     with path.open("rb") as file, np.lib.npyio.NpzFile(file) as archive:
         for name in archive.files:
@@ -232,7 +260,7 @@ def _open_npz(path: Path) -> Table:
                 native = array.astype(array.dtype.newbyteorder("="), copy=False)
                 parts = [pa.array(column) for column in np.atleast_2d(native.T)]
             except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, pa.ArrowException) as error:
-                unreadable[name] = error
+                columns[name] = error
                 continue
             if array.ndim == 2:
                 arrays[name] = [f"{name}{i}" for i in range(array.shape[1])]
@@ -246,9 +274,9 @@ def _open_npz(path: Path) -> Table:
 
     def read(names: list[str]) -> Iterator[pa.RecordBatch]:
         for name in names:
-            if name in unreadable:
-                raise Refusal(f"{path}: array {name!r} could not be read: {unreadable[name]}")
-        yield from pa.table(columns).select(names).to_batches(BATCH_ROWS)
+            if isinstance(columns[name], Exception):
+                raise Refusal(f"{path}: array {name!r} could not be read: {columns[name]}")
+        yield from pa.table({name: columns[name] for name in names}).to_batches(BATCH_ROWS)
 
     return Table(path, [*itertools.chain(*arrays.values())], read, max(lengths.values(), default=0), arrays)
 
@@ -282,4 +310,5 @@ def _write_npz(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 READERS: dict[str, Callable[[Path], Table]] = {".csv": _open_csv, ".parquet": _open_parquet, ".npz": _open_npz}
+# they write rows, at least one, as they come; those for npz are held in memory
 WRITERS = {".csv": _write_csv, ".parquet": _write_parquet, ".npz": _write_npz}

@@ -1,5 +1,181 @@
-"""A report on the quality of prediction intervals, as one HTML file that needs nothing else."""
+"""A report on the quality of prediction intervals, as one HTML file that needs nothing else: `page.html`, filled in."""
 
-from .page import page, write
+import base64
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
-__all__ = ["page", "write"]
+import numpy as np
+
+from .. import display, metrics
+from ..display import DARK, LIGHT, decimals, evenly_spaced, fixed, number
+from ..engines import Spectrum
+from ..intervals import PredictionIntervals
+from ..results import level_name
+from ..validation import describe
+from ..version import __version__
+from . import charts
+from .evaluation import Column, OutputEvaluation, evaluate, group_by_value, group_by_width, named_items, read_column
+
+MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL = 2_000, 6_000  # in the pictures of one output, and of all outputs
+MAX_DETAILED_OUTPUTS = 12  # outputs with their own section
+MAX_TIP_COLUMNS = 6  # columns in the tooltip of a row
+N_WIDEST_ROWS = 25  # in the table of the widest intervals
+
+
+def page(
+    band: PredictionIntervals,
+    x: Any,
+    y: Any,
+    *,
+    level: float = 0.95,
+    columns: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    title: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> str:
+    """Return an HTML page, which loads nothing, that shows how good the intervals are for the rows `x`.
+
+    Args:
+        band: Fitted intervals.
+        x: Inputs, preferably of rows that the network was neither trained nor calibrated on.
+        y: Their targets, in the units of `predict`.
+        level: The level of the intervals.
+        columns: Values of the rows by name, numbers, dates or text, to break the coverage down by.
+        names: Names of the features of an `x` of shape (n, d), which then are columns too.
+        outputs: Names of the outputs.
+        title: The title of the page.
+        settings: Lines to add to the table of settings, by name.
+
+    Returns:
+        The page as text.
+
+    Raises:
+        ValueError: If the arguments do not match each other, or the band has no interval at this level.
+    """
+    template = _template()
+    evaluation = evaluate(band, x, y, level, outputs)
+    given, added = named_items(columns, "columns"), named_items(settings, "settings")
+    if names is not None:
+        features = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+        if isinstance(names, str) or features.ndim != 2 or len(names) != features.shape[1]:
+            raise ValueError(f"names must be one for each feature, x of shape (n, d), got {names!r} and {describe(x)}")
+        given = dict(zip(map(str, names), features.T, strict=True)) | given
+    read = {name: read_column(name, values, evaluation.outputs[0].coverage.n) for name, values in given.items()}
+    by_deviation = sorted(evaluation.outputs, key=lambda each: -abs(each.coverage.share - each.coverage.level))
+    detailed = [each for each in evaluation.outputs if each in by_deviation[:MAX_DETAILED_OUTPUTS]]
+    n_drawn = min(MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL // len(detailed))
+    text = template.render(
+        title=str(title or "Prediction intervals"),
+        band=band,
+        evaluation=evaluation,
+        columns=read,
+        detailed=detailed,
+        n_infinite=sum(int(np.isinf(output.width).sum()) for output in evaluation.outputs),
+        sections=[_section(output, read, n_drawn) for output in detailed],
+        spectrum=partial(_spectrum, band),
+        settings=[*band.summary_lines(), *((name, str(text)) for name, text in added.items())],
+    )
+    return text.encode("utf-8", "replace").decode("utf-8")  # no file can hold lone surrogates
+
+
+def write(path: str | Path, band: PredictionIntervals, x: Any, y: Any, **options: Any) -> Path:
+    """Write the page to a file, which is replaced if it exists.
+
+    Args:
+        path: The file.
+        band: As in `page`, and so are `x`, `y` and the options.
+
+    Returns:
+        The path of the file.
+    """
+    path = Path(path)
+    path.write_text(page(band, x, y, **options), encoding="utf-8")
+    return path
+
+
+@cache
+def _template() -> Any:  # jinja2.Template
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise ImportError("a report needs jinja2: pip install 'deltaband[report]'") from error
+
+    folder = Path(__file__).parent
+    light, dark = (" ".join(f"--{name}: {value};" for name, value in mode.items()) for mode in (LIGHT, DARK))
+    variables = f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    style = variables + (folder / "page.css").read_text(encoding="utf-8")
+    script = (folder / "page.js").read_text(encoding="utf-8")
+    environment = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    environment.filters |= {"percent": display.percent, "number": number, "pixel": display.pixel}
+    environment.filters |= {"level": level_name, "count": "{:,}".format}
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment.globals |= {
+        "charts": charts,
+        "metrics": metrics,
+        "Scale": display.Scale,
+        "spectrum_picture": partial(display.spectrum_picture, tips=True),
+        "version": __version__,
+        "style": display.Markup(style),
+        "script": display.Markup(script),
+        # Only this style and this script take effect and nothing is fetched, whatever text the page contains.
+        "policy": f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+    }
+    return environment.get_template("page.html")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _section(output: OutputEvaluation, columns: Mapping[str, Column], n_drawn: int) -> dict[str, Any]:
+    groups = [("width", group_by_width(output.width))]
+    groups += [(name, group_by_value(column)) for name, column in columns.items()]
+    undercovered = sorted(
+        (output.coverage_of(group.rows, 1).share, f"{name} {group.name}")
+        for name, of_column in groups
+        if output.has_own_level and len(of_column) > 1
+        for group in of_column
+        if output.is_undercovered(group.rows, len(of_column))
+    )
+    units = partial(fixed, decimals=decimals(output.width))
+    drawn = drawn_rows(output, n_drawn)
+    in_tips = dict(itertools.islice(columns.items(), MAX_TIP_COLUMNS))
+    tips = {}
+    for row in drawn.tolist():
+        mean, lower, upper, target = (units(part[row]) for part in (*output.intervals, output.y))
+        tips[row] = [mean, f"{lower} to {upper}", target, *(each.format(each.values[row]) for each in in_tips.values())]
+    return {
+        "output": output,
+        "drawn": drawn,
+        "units": units,
+        "undercovered": undercovered,
+        "groups": groups,
+        "widest": np.argsort(-output.width, kind="stable")[:N_WIDEST_ROWS],
+        "tips": {"names": ["prediction", "interval", "target", *in_tips], "rows": tips},  # for the script
+    }
+
+
+def drawn_rows(output: OutputEvaluation, count: int) -> np.ndarray:
+    """Return the rows that pictures show: up to half of them misses, the others evenly spaced over the widths."""
+    order = np.argsort(output.width, kind="stable")
+    order = order[np.isfinite(output.width[order])]
+    if len(order) <= count:
+        return np.sort(order)
+    missed = evenly_spaced(order[output.missed[order]], count // 2)
+    return np.sort(np.concatenate([missed, evenly_spaced(order[~output.missed[order]], count - len(missed))]))
+
+
+def _spectrum(band: PredictionIntervals, index: int) -> Spectrum | str:
+    """Return the spectrum of one fit, or why there is none."""
+    if band.damping_ is None:
+        return "λ is not known, and the spectrum of Σ⁻¹ depends on it."
+    try:
+        return band.spectrum(index)
+    except MemoryError as error:
+        return f"Not shown: {error}"

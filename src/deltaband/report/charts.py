@@ -1,14 +1,11 @@
 """The pictures of the report. Marks with a tooltip carry its text, or the number of their row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 
-from ..display import svg
-from ..display.svg import Axes, Markup, element
-from ..display.text import percent
+from .. import display
+from ..display import Axes, Markup, element, percent
 from ..results import level_name
 from .evaluation import CONFIDENCE, Coverage, OutputEvaluation
 
@@ -29,10 +26,10 @@ def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
 
     dots = (axes.dot(each.level, each.share, 6 if each is asked else 3.5, data_tip=tip(each)) for each in curve)
     return axes.picture(
-        axes.area(levels, low, high, fill=svg.BAND),
-        axes.line(axes.x_span, axes.x_span, **svg.DASHED),
-        axes.line(levels[1:-1], np.array([each.share for each in curve]), stroke=svg.BLUE),
-        element("g", *dots, fill=svg.BLUE),
+        axes.area(levels, low, high, fill=display.BAND),
+        axes.line(axes.x_span, axes.x_span, **display.DASHED),
+        axes.line(levels[1:-1], np.array([each.share for each in curve]), stroke=display.BLUE),
+        element("g", *dots, fill=display.BLUE),
         describe="Calibration curve: share of rows covered over the level asked for",
     )
 
@@ -42,16 +39,16 @@ def sorted_by_width(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Markup
     order = np.argsort(output.width, kind="stable")
     position = 1 + np.argsort(order)
     mean, lower, upper = output.intervals
-    curve = svg.evenly_spaced(order[np.isfinite(output.width[order])], svg.CURVE_POINTS)
+    curve = display.evenly_spaced(order[np.isfinite(output.width[order])], display.CURVE_POINTS)
     low, high = (lower - mean)[curve], (upper - mean)[curve]
     error = (output.y - mean)[drawn]
     shown = np.concatenate([low, high, error])
     inliers = without_outliers(shown)
     labels = "rows, from the narrowest interval to the widest", "target − prediction"
-    axes = Axes(svg.axis_limits(np.array([1.0, len(order)]), margin=0.02), svg.axis_limits(inliers), *labels)
+    axes = Axes(display.axis_limits(np.array([1.0, len(order)]), margin=0.02), display.axis_limits(inliers), *labels)
     picture = axes.picture(
-        axes.area(position[curve], low, high, fill=svg.BAND),
-        axes.line(axes.x_span, np.zeros(2), stroke=svg.BLUE, stroke_width=1),
+        axes.area(position[curve], low, high, fill=display.BAND),
+        axes.line(axes.x_span, np.zeros(2), stroke=display.BLUE, stroke_width=1),
         *_row_dots(axes, position[drawn], error, drawn, output.missed),
         describe="Targets less predictions and their intervals, sorted by width",
     )
@@ -64,29 +61,15 @@ def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Ma
     error, width = np.abs(output.y - output.intervals.mean)[drawn], output.width[drawn]
     wide, high = without_outliers(width), without_outliers(error)
     constant = len(drawn) > 0 and np.ptp(width) <= 1e-5 * width.max()
-    limits = svg.axis_limits(wide, margin=0.04, zero=constant), svg.axis_limits(high, zero=True)
+    limits = display.axis_limits(wide, margin=0.04, zero=constant), display.axis_limits(high, zero=True)
     axes = Axes(*limits, "width of the interval", "|target − prediction|")
     x = np.clip(axes.x_span, 2 * axes.y.low, 2 * axes.y.high)  # the line ends where the picture does
     picture = axes.picture(
-        axes.line(x, x / 2, **svg.DASHED),
+        axes.line(x, x / 2, **display.DASHED),
         *_row_dots(axes, width, error, drawn, output.missed),
         describe="Absolute errors over the width of the interval",
     )
     return picture, min(len(wide), len(high)) < len(drawn)
-
-
-def coverage_whisker(coverage: Coverage, low: float, off: bool) -> Markup:
-    """Draw one coverage with its confidence interval beside the level, on a line from `low` to 1."""
-    scale = svg.Scale(low, 1, 6, 104)
-    level, share, left, right = map(svg.pixel, scale([coverage.level, coverage.share, *coverage.confidence_interval]))
-    colour = svg.VERMILLION if off else svg.BLUE
-    interval = {"stroke": colour, "stroke_width": 2, "stroke_opacity": 0.55}
-    marks = [
-        element("line", x1=level, x2=level, y1=0, y2=18, stroke=svg.GREY, stroke_dasharray="3 2"),
-        element("line", x1=left, x2=right, y1=9.0, y2=9.0, **interval),
-        element("circle", cx=share, cy=9.0, r=4, fill=colour),
-    ]
-    return element("svg", *marks, viewBox="0 0 110 18", width=110, height=18, aria_hidden="true")
 
 
 def without_outliers(values: np.ndarray) -> np.ndarray:
@@ -101,8 +84,8 @@ def without_outliers(values: np.ndarray) -> np.ndarray:
 def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, missed: np.ndarray) -> list[Markup]:
     """Draw one dot per row, with misses larger and on top."""
     gone = missed[drawn]
-    covered_style, missed_style = {"fill": svg.GREY, "fill_opacity": 0.7}, {"fill": svg.VERMILLION, "class_": "missed"}
+    grey, red = {"fill": display.GREY, "fill_opacity": 0.7}, {"fill": display.VERMILLION, "class_": "missed"}
     return [
         element("g", *(axes.dot(x[k], y[k], radius, data_row=drawn[k]) for k in np.flatnonzero(which)), **style)
-        for which, radius, style in ((~gone, 2, covered_style), (gone, 3, missed_style))
+        for which, radius, style in ((~gone, 2, grey), (gone, 3, red))
     ]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deltaband.display.svg import Axes, Markup, Scale, axis_limits, element, escape
+from deltaband.display import Axes, Markup, Scale, axis_limits, element, escape
 
 
 @given(st.text())
@@ -28,7 +28,7 @@ def test_what_is_escaped_comes_back_as_it_was(text):
 def test_markup_is_not_escaped_twice():
     assert element("p", "a < b", element("b", "&")) == "<p>a &lt; b<b>&amp;</b></p>"
     assert element("p", "<", Markup("<br>")) == "<p>&lt;<br></p>"
-    assert element("circle", cx=1, data_tip='"', r=None, hidden=True) == '<circle cx="1" data-tip="&quot;" hidden/>'
+    assert element("circle", cx=1, data_tip='"', class_="a") == '<circle cx="1" data-tip="&quot;" class="a"/>'
 
 
 @given(

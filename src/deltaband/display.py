@@ -1,6 +1,4 @@
-"""Elements of HTML and SVG as text, and pictures with axes, for dark pages and for notebooks without a style sheet."""
-
-from __future__ import annotations
+"""Numbers as readers expect them, and HTML and SVG: pictures with axes, for the report and for notebooks."""
 
 import html
 import itertools
@@ -11,11 +9,14 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .palette import LIGHT
-from .text import MINUS, fixed, number
-
+MINUS, INFINITY = "−", "∞"
+# The colours of every picture, also of matplotlib figures. Blue and vermillion are from the palette of Okabe and Ito,
+# which colour-blind readers can distinguish; `band` is blue with an opacity of 20 %.
+LIGHT = {"blue": "#0072b2", "vermillion": "#d55e00", "grey": "#8a8f94", "band": "#0072b233"}
+DARK = {"blue": "#56b4e9", "vermillion": "#ff8c42", "grey": "#8d959d", "band": "#56b4e93d"}
 BLUE, VERMILLION, GREY, BAND = (f"var(--{name}, {LIGHT[name]})" for name in ("blue", "vermillion", "grey", "band"))
 WIDTH = 440  # pixels of a picture
+SMALL_HEIGHT, SMALL_STYLE = 190, f"max-width: {WIDTH}px"  # of pictures in notebooks, and of the elements around them
 DASHED = {"stroke": GREY, "stroke_width": 1.5, "stroke_dasharray": "4 3"}
 FONT_SIZE = 12  # pixels
 DIGIT_WIDTH = 6.6  # pixels, approximately, at FONT_SIZE
@@ -23,6 +24,39 @@ CURVE_POINTS = 200  # the most points of a curve that readers can distinguish
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 VOID_ELEMENTS = {"circle", "line", "polygon", "polyline"}  # elements without content
 MIN_RELATIVE_SINGULAR_VALUE = 1e-6  # of the largest; smaller singular values are mostly rounding error
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Format with this many significant digits: 0.01235, 12.35, 12,346; very large and very small as 1.235e+12."""
+    exponent = math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+    if not -4 <= exponent < 9:
+        return f"{value:.{digits - 1}e}".replace("-", MINUS)
+    return fixed(value, max(digits - 1 - exponent, 0))
+
+
+def fixed(value: float, decimals: int | None) -> str:
+    """Format with this many decimals, for numbers in one column of a table; with None as `number` does."""
+    if decimals is None:
+        return number(value)
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else INFINITY if value > 0 else MINUS + INFINITY
+    text = f"{value:,.{decimals}f}"
+    return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text.replace("-", MINUS)
+
+
+def decimals(values: np.ndarray) -> int | None:
+    """Return how many decimals show a typical value with three digits; None where `fixed` is unsuitable."""
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)])
+    if len(sizes) == 0:
+        return 2
+    exponent = math.floor(math.log10(float(np.median(sizes))))
+    return max(2 - exponent, 0) if -5 <= exponent < 9 and sizes.max() < 1e12 else None
+
+
+def percent(share: float) -> str:
+    """Format a share as 95.0 %; 100 % and 0 % appear only where the share is exactly 1 or 0."""
+    text = f"{100 * share:.1f} %"
+    return {"0.0 %": "< 0.1 %", "100.0 %": "> 99.9 %"}.get(text, text) if 0 < share < 1 else text
 
 
 class Markup(str):
@@ -35,11 +69,9 @@ class Markup(str):
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
-    """Return `<name key="value">children</name>`, escaped; attributes that are None are left out, True has no value."""
-    opening = name
-    for key, value in attributes.items():
-        if value is not None:  # class_ stands for class, data_row for data-row
-            opening += " " + key.rstrip("_").replace("_", "-") + ("" if value is True else f'="{escape(str(value))}"')
+    """Return `<name key="value">children</name>`, escaped; class_ stands for class, data_row for data-row."""
+    given = (f'{key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
+    opening = " ".join([name, *given])
     if name in VOID_ELEMENTS:
         return Markup(f"<{opening}/>")
     content = "".join(child if isinstance(child, Markup) else escape(child) for child in children)
@@ -83,8 +115,8 @@ class Scale:
         largest = max(map(abs, values), default=0.0)
         if largest >= 1e7 or (0 < largest < 1e-4):
             return [(value, f"{value:.3g}".replace("-", MINUS)) for value in values]
-        decimals = next(k for k in itertools.count() if math.isclose(round(step, k), step))
-        return [(value, fixed(value, decimals)) for value in values]
+        places = next(k for k in itertools.count() if math.isclose(round(step, k), step))
+        return [(value, fixed(value, places)) for value in values]
 
 
 def axis_limits(values: np.ndarray, *, margin: float = 0.05, zero: bool = False) -> tuple[float, float]:
@@ -146,7 +178,6 @@ class Axes:
         return element("polyline", points=self._points(x, y), **attributes)
 
     def area(self, x: np.ndarray, low: np.ndarray, high: np.ndarray, **attributes: object) -> Markup:
-        """Fill what lies between two curves."""
         outline = self._points(np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]]))
         return element("polygon", points=outline, **attributes)
 
@@ -184,7 +215,6 @@ def spectrum_picture(
 
 
 def resolved_spectrum(d: np.ndarray, eigenvalues: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the part of the spectrum that is not rounding error."""
     kept = d > MIN_RELATIVE_SINGULAR_VALUE * d[:1].sum()
     return d[kept], eigenvalues[kept]
 

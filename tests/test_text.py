@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deltaband.display.text import decimals, fixed, number, percent
+from deltaband.display import decimals, fixed, number, percent
 from deltaband.results import level_name
 
 

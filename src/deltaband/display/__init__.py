@@ -1,1 +1,0 @@
-"""Summaries, tables and SVG pictures for terminals, notebooks and the report."""
