@@ -102,7 +102,7 @@ def ended(band, path, after=12, last=1, checkpoint_every=0, **options):
 def rows_in(path):
     with safe_open(path, framework="pt") as file:
         tree = dict(json.loads(file.metadata()["tree"])["dict"])
-    return dict(tree["rows"]["dict"])["n_rows"]
+    return dict(tree["rows"]["dict"])["sums"]["fields"]["n_rows"]
 
 
 def answers(band, x=NEW):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +61,20 @@ class Start:
         return network.with_layers(None if self.by_rows else self.layers)
 
 
+@storable
+class Sums(NamedTuple):
+    """What is added up over the rows besides the engine's part."""
+
+    n_rows: int
+    losses: np.ndarray  # (m,)
+    counts: np.ndarray  # of what the task counts
+    energy: float  # of the gradients: their squared norms
+
+    def plus(self, other: Sums) -> Sums:
+        rows, losses, counts, energy = other
+        return Sums(self.n_rows + rows, self.losses + losses, self.counts + counts, self.energy + energy)
+
+
 class FitAccumulator:
     """Rows in, a `Fit` out: `take` any number of times, `merge` what others have taken, then `finish`."""
 
@@ -82,10 +96,12 @@ class FitAccumulator:
             self._n_compared = accuracy.affordable_rows(option.engine, problem, start.memory) // m
         self._n_leverages = max(1, min(LEVERAGE_ROWS, accuracy.SAMPLE_INPUT_BYTES // (m * problem.input_bytes)))
         self.record = RowRecord(RowSample(max(self._n_leverages, self._n_compared), seed))
-        self._losses, self._counts = np.zeros(m), np.zeros(0)
-        self._energy = 0.0
-        self.n_rows = 0
+        self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts), 0.0)
         self._shares: np.ndarray | None = None  # of p*, of a fit that is continued
+
+    @property
+    def n_rows(self) -> int:
+        return self._sums.n_rows
 
     def new_like(self) -> FitAccumulator:
         """Return an empty one that can be merged into this one, if the model's weights are still the same."""
@@ -103,7 +119,7 @@ class FitAccumulator:
         made = cls(spec, start, engine.resume(fit.covariance, n, p))
         made.record = RowRecord.from_seen(fit.seen, fit.sample, max(made._n_leverages, made._n_compared))
         made._shares = fit.shares
-        made._losses, made._counts, made._energy, made.n_rows = fit.losses.copy(), fit.counts, math.inf, fit.n_rows
+        made._sums = Sums(fit.n_rows, fit.losses, fit.counts, math.inf)
         return made
 
     def state(self, engine: bool = True) -> dict[str, Any]:
@@ -112,10 +128,7 @@ class FitAccumulator:
             "start": self.start,
             "engine": self.engine.state() if engine else None,
             "record": self.record.state(),
-            "losses": self._losses,
-            "counts": self._counts,
-            "energy": self._energy,
-            "n_rows": self.n_rows,
+            "sums": self._sums,
         }
 
     @classmethod
@@ -136,8 +149,7 @@ class FitAccumulator:
         if state["engine"] is not None:
             self.engine = self.start.option.engine.from_state(state["engine"])
         self.record = RowRecord.from_state(state["record"])
-        self._losses, self._counts, self._energy = state["losses"], state["counts"], state["energy"]
-        self.n_rows = state["n_rows"]
+        self._sums = state["sums"]
 
     def check_mergeable(self, other: FitAccumulator) -> None:
         """Raise unless the rows of the other can be taken in as well."""
@@ -165,10 +177,7 @@ class FitAccumulator:
         if state["engine"] is not None:
             self.engine.merge(self.start.option.engine.from_state(state["engine"]))
         self.record.merge(RowRecord.from_state(state["record"]))
-        self._losses = self._losses + state["losses"]
-        self._counts = _sum(self._counts, state["counts"])
-        self._energy += state["energy"]
-        self.n_rows += state["n_rows"]
+        self._sums = self._sums.plus(state["sums"])
 
     def all_reduce(self, total: Total, n_rows: int) -> bool:
         """Add up the engine's part over several processes, if it is a sum; return whether it is."""
@@ -207,29 +216,25 @@ class FitAccumulator:
             for chunk, (x, targets, first) in enumerate(chunks):
                 if chunk & (chunk - 1) == 0:  # the first, the second, the third, the fifth, the ninth …
                     network.verify(x)
-                outputs = []
+                outputs, energy = [], 0.0
                 for group, (part, g) in zip(network.groups(x), checked_gradients(network, x, first), strict=True):
                     outputs.append(part.cpu())
                     buffer.add(g if self._inputs is None else self._inputs(x, group))
-                    self._energy += float(g.squared_norms.sum())
+                    energy += float(g.squared_norms.sum())
                 self.record.update(network.prepare(x), targets)
-                self._add_losses(torch.cat(outputs, dim=1), targets)
-                self.n_rows += len(x)
+                y, start = torch.cat(outputs, dim=1), self.start
+                losses, counts = self.spec.task.losses(start.outputs, y, targets, start.n_returned)
+                self._sums = self._sums.plus(Sums(len(x), losses.sum(dim=0).numpy(), counts, energy))
                 shown.update(len(x))
                 if checkpoint is not None and (len(buffer) == 0 or self._inputs is not None):
                     buffer.flush()
                     checkpoint(self)
             buffer.flush()
-        if not np.isfinite(self._losses).all():
+        if not np.isfinite(self._sums.losses).all():
             raise ValueError("the squares of the residuals are too large for numbers: scale the targets")
         if batches.n_rows is not None and self.n_rows - before != batches.n_rows:
             came = self.n_rows - before
             raise ValueError(f"{batches.n_rows} rows were announced but {came} came: give n_rows={came}")
-
-    def _add_losses(self, y: Tensor, targets: Tensor) -> None:
-        losses, counts = self.spec.task.losses(self.start.outputs, y, targets, self.start.n_returned)
-        self._losses = self._losses + losses.sum(dim=0).numpy()
-        self._counts = _sum(self._counts, counts)
 
     def finish(self) -> Fit:
         """Return the fit to the rows taken in; the engine is empty afterwards."""
@@ -237,7 +242,7 @@ class FitAccumulator:
         m = start.n_outputs
         if n_rows == 0:
             raise EmptyDataError(EMPTY_DATA_MESSAGE)
-        if self._energy == 0.0:
+        if self._sums.energy == 0.0:
             raise NoGradientError(DEPENDS_ON_NOTHING + self.spec.task.no_gradient_hint)
         settings = self.engine.sized_engine(2 * n_rows * m)
         with plain_autograd(network.device):
@@ -247,8 +252,8 @@ class FitAccumulator:
         fit = Fit(
             covariance,
             settings,
-            self._losses,
-            self._counts,
+            self._sums.losses,
+            self._sums.counts,
             n_rows,
             network.n_parameters,
             network.dtype,
@@ -290,11 +295,6 @@ def _with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fi
 def _merged(batch: GradientBatch) -> GradientBatch:
     """Put blocks together that are in memory."""
     return batch.merged() if all(isinstance(block, StoredBlock) for block in batch.blocks) else batch
-
-
-def _sum(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """Add counts, of which there are none before the first rows."""
-    return counts + more if counts.size and more.size else counts if counts.size else more
 
 
 def progress_bar(description: str, batches: Batches, progress: bool) -> Any:

@@ -23,7 +23,7 @@ from ..storage.encoding import Decoder, Encoder
 from ..validation import check_seconds
 from .accumulator import FitAccumulator
 from .fit import Fit
-from .spec import FitSpec
+from .spec import FitSpec, first_difference
 
 CHECKPOINT_SECONDS = 60.0
 WRITING_TIME_SHARE = 0.1  # of the fit's time, at most; unless `checkpoint_every` is 0: then whenever possible
@@ -93,13 +93,11 @@ class Checkpoint:
 
     def _check(self, path: Path, was: dict[str, Any]) -> None:
         now = self._about
-        for name in {**was["options"], **now["options"]}:
+        if name := first_difference(was["options"], now["options"]):
             before, given = was["options"].get(name), now["options"].get(name)
-            if before != given:
-                raise ArtefactError(f"{path} is of a fit with {name}={before}, and this one has {given}: {START_OVER}")
-        for name in {**was["weights"], **now["weights"]}:
-            if was["weights"].get(name) != now["weights"].get(name):
-                raise ArtefactError(f"{path} is of a fit to another model: first {name!r} differs; {START_OVER}")
+            raise ArtefactError(f"{path} is of a fit with {name}={before}, and this one has {given}: {START_OVER}")
+        if name := first_difference(was["weights"], now["weights"]):
+            raise ArtefactError(f"{path} is of a fit to another model: first {name!r} differs; {START_OVER}")
         if was["n_rows"] != now["n_rows"]:
             raise ArtefactError(
                 f"{path} is of a fit to {was['n_rows']} rows, and these are {now['n_rows']}: {START_OVER}"

@@ -24,7 +24,7 @@ from ..storage.encoding import Decoder, Encoder
 from .accumulator import FitAccumulator
 from .checkpoint import samplers
 from .fit import Fit
-from .spec import FitSpec
+from .spec import FitSpec, first_difference
 from .tasks import Outputs
 
 MakeNetwork = Callable[[tuple[int, ...], Any], Network]
@@ -151,11 +151,8 @@ class ProcessGroup:
         kinds = ("", "weights of ", "DistributedSamplers, in their ")
         for rank, each in enumerate(every):
             for what, mine, theirs in zip(kinds, every[0], each, strict=True):
-                for name in {**mine, **theirs}:
-                    if mine.get(name) != theirs.get(name):
-                        raise ValueError(
-                            f"processes 0 and {rank} have different {what}{name}: all must be given the same"
-                        )
+                if name := first_difference(mine, theirs):
+                    raise ValueError(f"processes 0 and {rank} have different {what}{name}: all must be given the same")
 
     def agree(self, groups: list[Outputs], n_rows: int | None) -> tuple[int, list[Outputs], int | None]:
         """Return the first process that has rows, the groups it has found, and how many rows there are in all."""

@@ -24,7 +24,7 @@ from .accumulator import FitAccumulator, Start, progress_bar
 from .checkpoint import Checkpoint
 from .distributed import ProcessGroup
 from .fit import Fit, checked_gradients
-from .spec import FitSpec
+from .spec import FitSpec, first_difference
 from .tasks import Outputs
 
 Read = Callable[[], Batches]
@@ -126,9 +126,8 @@ def check_mergeable(one: tuple[FitSpec, Sequence[Fit]], two: tuple[FitSpec, Sequ
     """Raise unless the rows of two estimators' fits can be added up."""
     (spec, fits), (other_spec, other_fits) = one, two
     mine, theirs = spec.configuration(), other_spec.configuration()
-    for name in {**mine, **theirs}:
-        if mine.get(name) != theirs.get(name):
-            raise ValueError(f"bands of different {name} cannot be merged: {mine.get(name)} and {theirs.get(name)}")
+    if name := first_difference(mine, theirs):
+        raise ValueError(f"bands of different {name} cannot be merged: {mine.get(name)} and {theirs.get(name)}")
     first, other = fits[0], other_fits[0]
     x = next((piece[:8] for fit in (first, other) for piece in fit.sample.pieces), None)
     same_weights = first.fingerprint == other.fingerprint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,13 @@ def parse_engine(engine: Any) -> Engine | None:
     if not isinstance(engine, Engine):
         raise TypeError(f"engine must be 'auto' or an engine such as Exact(), got {engine!r}")
     return engine
+
+
+def first_difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> str | None:
+    """Return the first name that two mappings do not give the same value; None if there is none."""
+    if one == two:
+        return None
+    return next((name for name in {**one, **two} if one.get(name) != two.get(name)), None)
 
 
 @dataclass(frozen=True)
@@ -120,10 +127,7 @@ class FitSpec:
                 f"the model has {network.n_parameters:,} trainable parameters now and had {fit.n_parameters:,} at fit: "
                 "call fit again"
             )
-        now = network.fingerprint
-        if now == fit.fingerprint:
-            return None
-        return next((name for name in {**fit.fingerprint, **now} if now.get(name) != fit.fingerprint.get(name)), None)
+        return first_difference(fit.fingerprint, network.fingerprint)
 
     def check_weights(self, network: Network, fit: Fit) -> None:
         """Raise if the model's weights have changed since the fit."""

@@ -36,6 +36,7 @@ class Regression:
     per_output: bool = False
     units: TargetTransform = field(default_factory=TargetTransform)
 
+    n_counts: ClassVar[int] = 0  # how many numbers are counted over the rows
     has_noise: ClassVar[bool] = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
     no_gradient_hint: ClassVar[str] = ""  # why else all gradients may be zero
 
@@ -153,6 +154,7 @@ class Classification:
     predicted: bool = False  # whether answers are for the class predicted for each row
     per_output: bool = False
 
+    n_counts: ClassVar[int] = 2
     has_noise: ClassVar[bool] = False
     no_gradient_hint: ClassVar[str] = "; or all probabilities are 0 and 1 to the last digit, and F is zero"
     scaler: ClassVar[Any] = None
