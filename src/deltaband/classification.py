@@ -1,7 +1,5 @@
 """`ClassificationIntervals`: for a trained classifier, intervals of each class's log-odds and probability."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """What `PredictionIntervals` and `ClassificationIntervals` have in common: a `FitSpec`, and fits to training rows."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -24,7 +24,7 @@ from .network.model_copy import ParameterChoice
 from .results import Intervals, Side, like, parse_levels
 from .storage.encoding import storable
 from .target_transform import TargetTransform
-from .validation import check_choice, check_int, check_ints
+from .validation import check_int, check_ints
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -103,7 +103,7 @@ class PredictionIntervals(Estimator):
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
         refusal = "outputs must be the number of an output or a list of numbers"
         chosen = None if outputs is None else check_ints(outputs, refusal)
-        units = TargetTransform.of(target_transform)
+        units = None if target_transform is None else TargetTransform.of(target_transform)
         self._task = Regression(chosen, isinstance(outputs, int | np.integer), per_output, units)
         super().__init__(FitSpec(model, self._task, rule, parse_engine(engine), memory, parameters, output, batch))
 
@@ -170,15 +170,17 @@ class PredictionIntervals(Estimator):
             ValueError: If the formula has no answer, because λ is not known or n − p* ≤ 0: calibrate then.
         """
         levels = parse_levels(level)
-        check_choice(kind, "kind", ("observation", "mean"))
-        check_choice(side, "side", ("both", "lower", "upper"))
+        if not isinstance(kind, str) or kind not in ("observation", "mean"):
+            raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
+        if not isinstance(side, str) or side not in ("both", "lower", "upper"):
+            raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
         fits, calibration = self.fits_, self._calibration if kind == "observation" else None
         functions = (
             [self._formula(fit).variance for fit in fits] if calibration is None else calibration.variance_functions
         )
         outputs, q = self._evaluate(x, functions)
         units = self._task.units
-        if side != "both" and units.is_decreasing(outputs):
+        if side != "both" and units is not None and units.is_decreasing(outputs):
             side = "lower" if side == "upper" else "upper"
         if calibration is not None:
             empty = np.zeros((*outputs.shape, len(levels)))
@@ -196,9 +198,10 @@ class PredictionIntervals(Estimator):
         lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, :, 0], upper[:, :, 0]
-        lower, upper = units.to_original_bounds(outputs, lower, upper)
+        if units is not None:
+            lower, upper = units.to_original_bounds(outputs, lower, upper)
         return Intervals(
-            self._like(x, units.to_original(outputs)),
+            self._like(x, self._original(outputs)),
             self._like(x, lower, -np.inf),
             self._like(x, upper, np.inf),
             levels[0] if np.ndim(level) == 0 else levels,
@@ -210,7 +213,7 @@ class PredictionIntervals(Estimator):
         Args:
             x: Inputs.
         """
-        return self._like(x, self._task.units.to_original(self._evaluate(x)[0]))
+        return self._like(x, self._original(self._evaluate(x)[0]))
 
     def predict_mean_and_scale(self, x: Any) -> tuple[Any, Any]:
         """Return ŷ and σ(x), which the width of an interval is proportional to: √(1 + q), or √(1 + b·q) calibrated.
@@ -231,7 +234,7 @@ class PredictionIntervals(Estimator):
         else:
             outputs, q = self._evaluate(x, calibration.variance_functions)
             scale = calibration.conformal.scale(q) if len(outputs) else outputs
-        return self._like(x, self._task.units.to_original(outputs)), self._like(x, scale)
+        return self._like(x, self._original(outputs)), self._like(x, scale)
 
     def variance(self, x: Any) -> Any:
         """Return q = gᵀ A⁻¹JᵀJA⁻¹ g, the variance of the prediction in units of the noise variance s².
@@ -320,6 +323,9 @@ class PredictionIntervals(Estimator):
         every = tuple(range(fits[0].n_returned))
         heads = [None if fit.outputs == every else self._task.head(fit.outputs) for fit in fits]
         return self.spec.evaluate(fits, x, heads, functions)
+
+    def _original(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs if self._task.units is None else self._task.units.to_original(outputs)
 
     def _like(self, x: Any, values: np.ndarray, toward: float | None = None) -> Any:
         return like(x, values[:, 0] if self._is_single else values, self._fits[0].dtype, toward)

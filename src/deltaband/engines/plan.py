@@ -1,7 +1,5 @@
 """`engine="auto"`, and the plan of a fit: what each engine would need, and which one is chosen."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace

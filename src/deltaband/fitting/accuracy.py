@@ -6,8 +6,6 @@ to all rows instead would be biased.) With a sample of several times p* rows the
 those of all rows, and so is what an engine of a given size makes of them.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Sequence

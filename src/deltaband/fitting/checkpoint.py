@@ -1,7 +1,5 @@
 """`Checkpoint`: a fit under way in a file, from which the same call of `fit` resumes after whatever has ended it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence

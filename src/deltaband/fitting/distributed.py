@@ -1,7 +1,5 @@
 """`ProcessGroup`: the processes that share a fit, with values, rows, sums and errors in common, or a single one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The one loop of a fit, for a single process or several: look at the data, plan, start an engine, take in the rows."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable, Sequence

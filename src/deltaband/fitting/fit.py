@@ -1,7 +1,5 @@
 """`Fit`, the result of a pass over the training rows, and `evaluate_rows`, which puts rows to a covariance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

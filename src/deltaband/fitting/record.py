@@ -1,7 +1,5 @@
 """Fits as values of a file: what is written of them, and whether they belong to a model."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

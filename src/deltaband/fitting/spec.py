@@ -1,7 +1,5 @@
 """`FitSpec`: everything that a fit depends on besides the data."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

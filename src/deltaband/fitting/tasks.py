@@ -3,10 +3,8 @@
 Both classes have the same members; a fit knows no other difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,7 +32,7 @@ class Regression:
     outputs: Outputs | None = None  # None: all
     single: bool = False  # whether one output was asked for by its number
     per_output: bool = False
-    units: TargetTransform = field(default_factory=TargetTransform)
+    units: TargetTransform | None = None
 
     n_counts: ClassVar[int] = 0  # how many numbers are counted over the rows
     has_noise: ClassVar[bool] = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
@@ -43,7 +41,7 @@ class Regression:
     @property
     def scaler(self) -> Any:
         """The scaler that targets went through before training, if there is one."""
-        return self.units.scaler
+        return None if self.units is None else self.units.scaler
 
     def selected(self, n_returned: int) -> Outputs:
         """Return the outputs that there are intervals for."""
@@ -77,6 +75,8 @@ class Regression:
         n_returned = y.shape[1]
         chosen = self.selected(n_returned)
         given, outputs = self.select_targets(chosen, targets, n_returned).numpy(), y[:, list(chosen)].numpy()
+        if self.units is None:
+            return
         self.units.to_original(outputs)  # a transform that cannot take them is found before the work
         scaled = self.units.to_scaled(given)
         if scaled is None or len(given) < N_ROWS_TO_JUDGE_UNITS:
@@ -131,14 +131,14 @@ class Regression:
         """Return the arguments that it was constructed from, functions aside."""
         outputs = self.outputs
         options = {"outputs": outputs[0] if outputs is not None and self.single else outputs}
-        if self.units.mean is None:
+        if self.units is None or self.units.mean is None:
             return options
         return {**options, "target_transform": (self.units.mean, self.units.std)}
 
     def noise_std(self, fits: Sequence[Fit]) -> np.ndarray:  # (m,)
         """Return s of each output, in the units of the target where these are known."""
         noise = np.concatenate([fit.noise_std for fit in fits])
-        return self.units.to_original_difference(noise)
+        return noise if self.units is None else self.units.to_original_difference(noise)
 
     def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
         """Return what a file tells about fits for this task."""

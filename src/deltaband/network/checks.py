@@ -3,8 +3,6 @@
 A layer's part must equal plain gradients there. Parameters that fail, or belong to no layer, get rows.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress

@@ -25,6 +25,8 @@ from ..intervals import PredictionIntervals
 from ..results import Intervals, interval_arrays, parse_levels
 from .unwrap import WrappedNetwork, find_network
 
+__all__ = ["BandRegressor", "IntervalRegressor"]
+
 RELATIVE_TOLERANCE = 1e-3  # between the predictions of the estimator and of its network
 
 

@@ -1,7 +1,5 @@
 """The parts of a batch's gradients: hooks record the input of each layer, a backward pass gives those of its output."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 import warnings

@@ -4,8 +4,6 @@ The layer is unrolled once more, for all rows at once, step by step: a forward a
 gradient δₜ of every product Wxₜ within it, and each weight's gradient is Σₜ δₜ ⊗ xₜ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
