@@ -1,4 +1,4 @@
-"""Conformal calibration: fits and held-out rows in, intervals on the delta method's scale σ(x) = √(1 + b·q_λ(x)).
+"""Conformal intervals on the delta method's scale σ(x) = √(1 + b·q_λ(x)).
 
 The choice of λ and b among the candidates c of `Scales` is part of the conformal argument: it is made on all n + 1
 residuals, that of the new row, r, included, by the profile likelihood of a Gaussian,
@@ -13,34 +13,21 @@ for y − ŷ is the largest r that lies in [√t₋, √t₊] of some scale and 
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 import numpy as np
-from torch import Tensor
 
-from .damping import TYPICAL_RELATIVE_DAMPING
-from .data.batches import Batches
-from .data.row_record import pair_hashes, share_by_chance
-from .engines import Covariance
-from .fitting.fit import Fit, RowFunction, evaluate_rows
-from .metrics import interval_scores
-from .network.gradient_batch import GradientBatch
-from .network.network import Network
-from .results import Side
-from .storage.encoding import storable
+from ..damping import TYPICAL_RELATIVE_DAMPING
+from ..results import Side
+from ..storage.encoding import storable
 
 RELATIVE_DAMPINGS = 10.0 ** np.arange(-8, 2)  # λ in units of the largest eigenvalue of JᵀJ
 VARIANCE_SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.999])  # of σ² that is b·q at the average training row
-NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates, candidates or levels) array
-DRIFT_P_VALUE = 1e-3  # below it, calibration and training rows are reported to differ
-EXCESS_SEEN_SHARE = 0.05  # of rows, beyond chance, from which on training rows among others are reported
-SCORE_LEVEL = 0.95  # of the interval scores before and after
+NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates or levels) array
 
 Bounds = tuple[np.ndarray, np.ndarray]  # lower and upper, of y − ŷ
-Residuals = Callable[[np.ndarray, Tensor], np.ndarray]  # outputs (b, m), targets -> (b, m)
 
 
 @storable
@@ -128,35 +115,45 @@ class ConformalScale:
         return float(_quantiles(self.standardised, (level,))[0])
 
     def bounds(self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both") -> Bounds:  # (rows, levels) each
-        n_candidates = len(self.scales.b)
-        step = max(1, NUMBERS_AT_ONCE // (n_candidates * max(n_candidates, len(levels))))
+        step = max(1, NUMBERS_AT_ONCE // max(len(self.scales.b), len(levels)))
         parts = [self._largest_residuals(q[i : i + step], levels, side) for i in range(0, len(q), step)]
         return _two_bounds(np.concatenate([*parts, np.zeros((0, len(levels)))]), side)
 
     def _largest_residuals(self, q: np.ndarray, levels: tuple[float, ...], side: Side) -> np.ndarray:
         """Return the largest residual in the interval of each row and level; negated for the lower side."""
         squared = self.scales.squared(q)
-        first, last = (np.sqrt(t)[:, None] for t in self._chosen_between(squared))  # (rows, 1, C)
         scores = {"both": self.absolute, "upper": self.signed, "lower": -self.signed[::-1]}[side]
-        cut = np.sqrt(squared)[:, None] * _quantiles(scores, levels)
-        # of each candidate the largest r with |r| within [first, last] and r at most cut
-        above = np.where(cut >= first, np.minimum(last, cut), -np.inf)
-        below = np.where((cut < first) & (cut >= -last), np.minimum(-first, cut), -np.inf)
-        largest = np.where(last >= first, np.maximum(above, below), -np.inf).max(axis=2)
+        quantiles = _quantiles(scores, levels).T  # (C, levels)
+        largest = np.full((len(q), len(levels)), -np.inf)
+        for rows, chosen, start, end in self._envelope(squared):
+            first, last = np.sqrt(start)[:, None], np.sqrt(end)[:, None]
+            cut = np.sqrt(squared[rows, chosen])[:, None] * quantiles[chosen]
+            # the largest r with |r| within [first, last] and r at most cut
+            above = np.where(cut >= first, np.minimum(last, cut), -np.inf)
+            below = np.where((cut < first) & (cut >= -last), np.minimum(-first, cut), -np.inf)
+            largest[rows] = np.maximum(largest[rows], np.maximum(above, below))
         return self.unit * (np.maximum(largest, 0.0) if side == "both" else largest)
 
-    def _chosen_between(self, squared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (rows, C) -> (rows, C) twice
-        """Return t₋ and t₊, between which a candidate is the lowest of the lines a + d·t; inf and 0 if it never is."""
+    def _envelope(self, squared: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """Walk along the lowest of the lines a + d·t, from t = 0 on, for all rows of σ² (rows, C) at once.
+
+        Yields:
+            The rows that are still on their way, the candidate of each, and t₋ and t₊, between which it is the lowest.
+        """
         weight = np.exp((self.log_weight + np.log(squared)) / (len(self.signed) + 1))
         a, d = self.sum_squares * weight, weight / squared
-        rise = a[:, None, :] - a[:, :, None]  # [row, c, other]
-        slope = d[:, :, None] - d[:, None, :]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            crossing = rise / slope
-        first = np.where(slope < 0, crossing, np.where((slope == 0) & (rise < 0), np.inf, 0.0)).max(axis=2, initial=0.0)
-        last = np.where(slope > 0, crossing, np.inf).min(axis=2)
-        never = last < first
-        return np.where(never, np.inf, first), np.where(never, 0.0, last)
+        rows, start = np.arange(len(squared)), np.zeros(len(squared))
+        chosen = a.argmin(axis=1)
+        while len(rows):
+            height, slope = a[rows, chosen, None], d[rows, chosen, None]
+            flatter = d[rows] < slope
+            crossing = np.full(flatter.shape, np.inf)
+            np.divide(a[rows] - height, slope - d[rows], out=crossing, where=flatter)
+            following = crossing.argmin(axis=1)
+            end = np.maximum(crossing.min(axis=1), start)
+            yield rows, chosen, start, end
+            goes_on = np.isfinite(end)
+            rows, chosen, start = rows[goes_on], following[goes_on], end[goes_on]
 
 
 def _two_bounds(bound: np.ndarray, side: Side) -> Bounds:
@@ -234,114 +231,3 @@ def _quantiles(scores: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:  # 
 def _rank(level: float, n: int) -> int:
     """Return ⌈(n+1)·level⌉ in decimal arithmetic: 0.95·20 is 19, not 19.000000000000004."""
     return math.ceil((n + 1) * level - 1e-9)
-
-
-@storable
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """The result of a calibration."""
-
-    covariances: tuple[Covariance, ...]  # one per fit, which answers for every λ of its scales
-    scales: tuple[Scales, ...]
-    conformal: EachOutput  # or AllOutputs
-    score_before: float  # interval score on the calibration rows by the formula; NaN where it has no answer
-    score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
-    drift_p_value: float  # of "calibration rows have the leverages of training rows"; NaN where not tested
-    seen_share: float  # of the calibration rows that were training rows
-    repeated_share: float  # of the training rows that equal another, as many as may be seen by chance
-    n_rows: int
-
-    def warnings(self) -> list[str]:
-        if self.seen_share > share_by_chance(self.repeated_share, self.n_rows) + EXCESS_SEEN_SHARE:
-            what = f"{self.seen_share:.0%} of the calibration rows were training rows ({self.repeated_share:.0%} would"
-            advice = "the intervals will be too narrow; calibrate on rows that the network was not trained on"
-            return [f"{what} be by chance): {advice}"]
-        if self.drift_p_value < DRIFT_P_VALUE:
-            what = f"do not look like the training rows (their leverages differ, p = {self.drift_p_value:.1g})"
-            return [f"the calibration rows {what}: the guarantee is for new rows that are like the calibration rows"]
-        return []
-
-    @property
-    def variance_functions(self) -> list[RowFunction]:
-        """For each fit the function of gradients that returns q under each λ of the scales, (b, L)."""
-        pairs = zip(self.covariances, self.scales, strict=True)
-        return [partial(covariance.variances, dampings=scales.dampings) for covariance, scales in pairs]
-
-
-def calibrate(
-    fitted: Sequence[tuple[Fit, Network]], batches: Batches, residuals: Residuals, *, tune: bool, joint: bool, seed: int
-) -> Calibration:
-    """Return the calibration of fits, each with its network, on the rows of `batches`."""
-    fits, networks = zip(*fitted, strict=True)
-    covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
-    functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]
-    parts, triples = [], list(zip(fits, networks, functions, strict=True))
-    for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
-        rows = [evaluate_rows(network, x, function, fit.rows_at_once, first) for fit, network, function in triples]
-        of_outputs = [of_fit[:, o] for _, of_fit in rows for o in range(of_fit.shape[1])]  # each (b, 2 + L)
-        r = residuals(np.concatenate([outputs for outputs, _ in rows], axis=1), targets)
-        parts.append((r, pair_hashes(networks[0].prepare(x), targets), *of_outputs))
-    if not parts:
-        raise ValueError("the calibration data are empty (a generator can be read only once)")
-    r, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
-    formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
-    candidates = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
-    if not joint:
-        conformal = EachOutput(tuple(map(ConformalScale.fit, r.T, q, candidates)))
-        after = float(np.mean(list(map(partial(cross_calibrated_score, seed=seed), r.T, q, candidates))))
-    else:
-        conformal, after = AllOutputs.fit(r, q, candidates, seed), np.nan
-    half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
-    before = float(interval_scores(r, -half, half, SCORE_LEVEL).mean())
-    training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
-    p_values = list(map(drift_p_value, training, h))
-    drift = min(1.0, r.shape[1] * min(p_values)) if p_values else np.nan  # Bonferroni: a test for each output
-    seen = fits[0].seen
-    scores = (before, after, drift, seen.share(hashes), seen.repeated)
-    return Calibration(covariances, scales, conformal, *scores, n_rows=len(r))
-
-
-def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
-    """Return the candidate scales of a fit, and the covariance that answers for their λ."""
-    if tune:
-        spectral = fit.covariance.eigendecomposed()
-        return spectral, Scales.grid(spectral.eigenvalues, fit.n_rows * fit.n_outputs)
-    if fit.covariance.damping is None:
-        raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")
-    return fit.covariance, Scales.single(fit.covariance.damping)
-
-
-def _answers(fit: Fit, covariance: Covariance, scales: Scales, g: GradientBatch) -> np.ndarray:  # (b, 2 + L)
-    """Return q by the formula, the leverage, and q under every λ of the scales."""
-    formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
-    return np.column_stack([formula, fit.reference.leverage(g), covariance.variances(g, scales.dampings)])
-
-
-def cross_calibrated_score(residuals: np.ndarray, q: np.ndarray, scales: Scales, seed: int) -> float:
-    """Return the mean interval score with each tenth of the rows calibrated by the others; NaN if these are too few."""
-    order = np.random.default_rng(seed).permutation(len(residuals))
-    scores = []
-    for part in np.array_split(order, min(10, len(order))):
-        rest = np.setdiff1d(order, part)
-        if len(rest) < rows_needed(SCORE_LEVEL):
-            return math.nan
-        lower, upper = ConformalScale.fit(residuals[rest], q[rest], scales).bounds(q[part], (SCORE_LEVEL,))
-        scores.append(interval_scores(residuals[part], lower[:, 0], upper[:, 0], SCORE_LEVEL))
-    return float(np.concatenate(scores).mean())
-
-
-def drift_p_value(training: np.ndarray, calibration: np.ndarray) -> float:
-    """Return the p-value of "these are leverages of rows like the training rows"; NaN without training leverages.
-
-    A new row's leverage lies between that of the same row among the training rows, h, and that of the row left out of
-    them, h/(1 − h). Two one-sided Kolmogorov–Smirnov tests: is it smaller than h, is it larger than h/(1 − h)?
-    """
-    if len(training) == 0:
-        return math.nan
-    from scipy.stats import ks_2samp
-
-    left_out = training / np.maximum(1 - training, np.finfo(np.float64).eps)
-    rounding = 1e-4  # leverages of equal rows differ by this much at most
-    smaller = ks_2samp(calibration, (1 - rounding) * training, alternative="greater", method="asymp").pvalue
-    larger = ks_2samp(calibration, (1 + rounding) * left_out, alternative="less", method="asymp").pvalue
-    return min(1.0, 2 * float(min(smaller, larger)))
