@@ -4,25 +4,36 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from ..data.batches import Batches
+from ..data.inputs import Inputs
 from ..data.row_record import pair_hashes, share_by_chance
 from ..engines import Covariance
-from ..fitting.fit import Fit, RowFunction, evaluate_rows
+from ..fitting.fit import Bounds, Fit, RowFunction, evaluate_rows, left_out
 from ..metrics import interval_scores
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
+from ..results import Side
 from ..storage.encoding import storable
 from .conformal import AllOutputs, ConformalScale, EachOutput, Scales, rows_needed
+from .noise import GivenNoise, Noise, learn, with_output
 
 DRIFT_P_VALUE = 1e-3  # below it, calibration and training rows are reported to differ
 EXCESS_SEEN_SHARE = 0.05  # of rows, beyond chance, from which on training rows among others are reported
 SCORE_LEVEL = 0.95  # of the interval scores before and after
 
 Residuals = Callable[[np.ndarray, Tensor], np.ndarray]  # outputs (b, m), targets -> (b, m)
+
+
+class KnownRows(NamedTuple):
+    """What the bounds of rows follow from."""
+
+    q: list[np.ndarray]  # for each output (n, L), or (n, L + 1) with log v
+    far: np.ndarray  # (n,) bool
 
 
 @storable
@@ -33,6 +44,9 @@ class Calibration:
     covariances: tuple[Covariance, ...]  # one per fit, which answers for every λ of its scales
     scales: tuple[Scales, ...]
     conformal: EachOutput  # or AllOutputs
+    guard: EachOutput | None  # the same without learnt noise, for rows far from the training rows
+    noise: tuple[Noise, ...] | str  # v of each output, or why it is constant
+    far: np.ndarray  # (m,) the leverage from which on a row is far
     score_before: float  # interval score on the calibration rows by the formula; NaN where it has no answer
     score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
     drift_p_value: float  # of "calibration rows have the leverages of training rows"; NaN where not tested
@@ -50,36 +64,87 @@ class Calibration:
             return [f"the calibration rows {what}: the guarantee is for new rows that are like the calibration rows"]
         return []
 
+    def check_storable(self) -> None:
+        """Raise if a file cannot hold this calibration."""
+        if given := next((each for each in self.noise if isinstance(each, GivenNoise)), None):
+            advice = "save the band before it is calibrated, and calibrate it again after load"
+            raise TypeError(f"noise={given.name} is a function or regressor of your own, which no file holds: {advice}")
+
     @property
-    def variance_functions(self) -> list[RowFunction]:
-        """For each fit the function of gradients that returns q under each λ of the scales, (b, L)."""
+    def row_functions(self) -> list[RowFunction]:
+        """For each fit the function of gradients that returns h, and q under each λ of the scales, (b, 1 + L)."""
         pairs = zip(self.covariances, self.scales, strict=True)
-        return [partial(covariance.variances, dampings=scales.dampings) for covariance, scales in pairs]
+        return [partial(covariance.leverage_and_variances, dampings=scales.dampings) for covariance, scales in pairs]
+
+    def known(self, network: Network, x: Inputs, outputs: np.ndarray, found: Sequence[np.ndarray]) -> KnownRows:
+        """Return what is known of rows, given their outputs (n, m) and the values of the functions."""
+        if len(outputs) == 0:
+            none = [np.zeros((0, len(output.scales.dampings) + 1)) for output in self.conformal.outputs]
+            return KnownRows(none, np.zeros(0, dtype=bool))
+        h, q = np.stack([each[:, 0] for each in found], axis=1), [each[:, 1:] for each in found]
+        far: np.ndarray = np.any(h > self.far, axis=1) if len(self.far) else np.zeros(len(h), dtype=bool)
+        return KnownRows(q if isinstance(self.noise, str) else _with_noise(self.noise, network, x, outputs, q), far)
+
+    def bounds(self, rows: KnownRows, levels: tuple[float, ...], side: Side) -> Bounds:  # (n, m, levels) each
+        """Return bounds of y − ŷ; of rows far from the training rows the wider of those with learnt noise and without.
+
+        Both cover with their probability, and which rows are far does not depend on their targets.
+        """
+        lower, upper = self.conformal.bounds(rows.q, levels, side)
+        if self.guard is not None and rows.far.any():
+            low, high = self.guard.bounds([each[rows.far] for each in rows.q], levels, side)
+            lower[rows.far], upper[rows.far] = np.minimum(lower[rows.far], low), np.maximum(upper[rows.far], high)
+        return lower, upper
+
+
+def _with_noise(
+    noise: Sequence[Noise], network: Network, x: Inputs, outputs: np.ndarray, q: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    base = network.features(x)
+    log_v = [each.log(x, with_output(base, outputs[:, o])) for o, each in enumerate(noise)]
+    return [np.column_stack(pair) for pair in zip(q, log_v, strict=True)]
 
 
 def calibrate(
-    fitted: Sequence[tuple[Fit, Network]], batches: Batches, residuals: Residuals, *, tune: bool, joint: bool, seed: int
+    fitted: Sequence[tuple[Fit, Network]],
+    batches: Batches,
+    residuals: Residuals,
+    *,
+    tune: bool,
+    joint: bool,
+    noise: Any,
+    seed: int,
 ) -> Calibration:
     """Return the calibration of fits, each with its network, on the rows of `batches`."""
     fits, networks = zip(*fitted, strict=True)
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
+    learnt = [learn(noise, fit) for fit in fits]
+    constant = next((each for each in learnt if isinstance(each, str)), None)
+    v = [each for of_fit in learnt if not isinstance(of_fit, str) for each in of_fit]
     functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]
     parts, triples = [], list(zip(fits, networks, functions, strict=True))
     for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
         rows = [evaluate_rows(network, x, function, fit.rows_at_once, first) for fit, network, function in triples]
         of_outputs = [of_fit[:, o] for _, of_fit in rows for o in range(of_fit.shape[1])]  # each (b, 2 + L)
-        r = residuals(np.concatenate([outputs for outputs, _ in rows], axis=1), targets)
-        parts.append((r, pair_hashes(networks[0].prepare(x), targets), *of_outputs))
+        outputs = np.concatenate([part for part, _ in rows], axis=1)
+        if constant is None:
+            of_outputs = _with_noise(v, networks[0], x, outputs, of_outputs)
+        parts.append((residuals(outputs, targets), pair_hashes(networks[0].prepare(x), targets), *of_outputs))
     if not parts:
         raise ValueError("the calibration data are empty (a generator can be read only once)")
     r, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
     formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
-    candidates = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
+    plain = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
+    candidates = plain if constant is not None else [each.with_noise() for each in plain]
+
+    def conformal(candidates: list[Scales]) -> EachOutput:
+        if joint:
+            return AllOutputs.fit(r, q, candidates, seed)
+        return EachOutput(tuple(map(ConformalScale.fit, r.T, q, candidates)))
+
+    after = np.nan
     if not joint:
-        conformal = EachOutput(tuple(map(ConformalScale.fit, r.T, q, candidates)))
         after = float(np.mean(list(map(partial(cross_calibrated_score, seed=seed), r.T, q, candidates))))
-    else:
-        conformal, after = AllOutputs.fit(r, q, candidates, seed), np.nan
     half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
     before = float(interval_scores(r, -half, half, SCORE_LEVEL).mean())
     training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
@@ -87,13 +152,16 @@ def calibrate(
     drift = min(1.0, r.shape[1] * min(p_values)) if p_values else np.nan  # Bonferroni: a test for each output
     seen = fits[0].seen
     scores = (before, after, drift, seen.share(hashes), seen.repeated)
-    return Calibration(covariances, scales, conformal, *scores, n_rows=len(r))
+    far = np.concatenate([fit.far for fit in fits])
+    guard, noise = (None, constant) if constant is not None else (conformal(plain), tuple(v))
+    return Calibration(covariances, scales, conformal(candidates), guard, noise, far, *scores, n_rows=len(r))
 
 
 def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
     """Return the candidate scales of a fit, and the covariance that answers for their λ."""
     if tune:
         spectral = fit.covariance.eigendecomposed()
+        spectral = spectral if fit.reference.damping is None else spectral.at(fit.reference.damping)
         return spectral, Scales.grid(spectral.eigenvalues, fit.n_rows * fit.n_outputs)
     if fit.covariance.damping is None:
         raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")
@@ -129,8 +197,7 @@ def drift_p_value(training: np.ndarray, calibration: np.ndarray) -> float:
         return math.nan
     from scipy.stats import ks_2samp
 
-    left_out = training / np.maximum(1 - training, np.finfo(np.float64).eps)
     rounding = 1e-4  # leverages of equal rows differ by this much at most
     smaller = ks_2samp(calibration, (1 - rounding) * training, alternative="greater", method="asymp").pvalue
-    larger = ks_2samp(calibration, (1 + rounding) * left_out, alternative="less", method="asymp").pvalue
+    larger = ks_2samp(calibration, (1 + rounding) * left_out(training), alternative="less", method="asymp").pvalue
     return min(1.0, 2 * float(min(smaller, larger)))

@@ -1,6 +1,6 @@
-"""Conformal intervals on the delta method's scale σ(x) = √(1 + b·q_λ(x)).
+"""Conformal intervals on the delta method's scale, σ² = (1 + b·q_λ(x))·v(x)^(2γ), v being the learnt noise.
 
-The choice of λ and b among the candidates c of `Scales` is part of the conformal argument: it is made on all n + 1
+The choice of λ, b and γ among the candidates c of `Scales` is part of the conformal argument: it is made on all n + 1
 residuals, that of the new row, r, included, by the profile likelihood of a Gaussian,
 
     argmin over c of  (Σᵢ rᵢ²/σ²_c(xᵢ) + r²/σ²_c(x)) · exp(M_c),
@@ -20,29 +20,39 @@ from typing import Self
 import numpy as np
 
 from ..damping import TYPICAL_RELATIVE_DAMPING
+from ..fitting.fit import Bounds, two_bounds
 from ..results import Side
 from ..storage.encoding import storable
 
 RELATIVE_DAMPINGS = 10.0 ** np.arange(-8, 2)  # λ in units of the largest eigenvalue of JᵀJ
 VARIANCE_SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.999])  # of σ² that is b·q at the average training row
+NOISE_POWERS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # γ
 NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates or levels) array
-
-Bounds = tuple[np.ndarray, np.ndarray]  # lower and upper, of y − ŷ
 
 
 @storable
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """Candidates c for σ² = 1 + b·q_λ, each with its own λ and b."""
+    """Candidates c for σ² = (1 + b·q_λ)·v^(2γ), each with its own λ, b and γ.
+
+    `q` in what follows is (rows, L), the variance under each λ; where the noise is learnt, log v is in a last column.
+    """
 
     dampings: np.ndarray  # (L,) the different λ
     damping_index: np.ndarray  # (C,) the λ of each candidate, as an index into `dampings`
     b: np.ndarray  # (C,)
     prior: np.ndarray  # (C,) −log of the prior weight
+    gamma: np.ndarray | None = None  # (C,) where the noise is learnt
 
     @classmethod
     def single(cls, damping: float, b: float = 1.0) -> Self:
         return cls(np.array([damping]), np.array([0]), np.array([b]), np.array([0.0]))
+
+    def with_noise(self) -> Self:
+        """Return each candidate with each γ; the prior is centred on ½."""
+        gamma = np.repeat(NOISE_POWERS, len(self.b))
+        index, b, prior = (np.tile(each, len(NOISE_POWERS)) for each in (self.damping_index, self.b, self.prior))
+        return type(self)(self.dampings, index, b, prior + 0.5 * ((gamma - 0.5) / 0.5) ** 2, gamma)
 
     @classmethod
     def grid(cls, eigenvalues: np.ndarray, n_rows: int) -> Self:
@@ -63,8 +73,9 @@ class Scales:
         b = odds[share] / average[index]
         return cls(dampings, np.append(index, 0), np.append(b, 0.0), np.append(prior, constant))
 
-    def squared(self, q: np.ndarray) -> np.ndarray:  # (rows, L) -> σ², (rows, C)
-        return 1.0 + self.b * q[:, self.damping_index]
+    def squared(self, q: np.ndarray) -> np.ndarray:  # -> σ², (rows, C)
+        squared = 1.0 + self.b * q[:, self.damping_index]
+        return squared if self.gamma is None else squared * np.exp(2 * self.gamma * q[:, -1:])
 
 
 @storable
@@ -105,6 +116,10 @@ class ConformalScale:
         return float(self.scales.b[self.best])
 
     @property
+    def gamma(self) -> float:
+        return 0.0 if self.scales.gamma is None else float(self.scales.gamma[self.best])
+
+    @property
     def standardised(self) -> np.ndarray:  # (n,) |r|/σ, sorted
         return self.unit * self.absolute[:, self.best]
 
@@ -117,7 +132,7 @@ class ConformalScale:
     def bounds(self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both") -> Bounds:  # (rows, levels) each
         step = max(1, NUMBERS_AT_ONCE // max(len(self.scales.b), len(levels)))
         parts = [self._largest_residuals(q[i : i + step], levels, side) for i in range(0, len(q), step)]
-        return _two_bounds(np.concatenate([*parts, np.zeros((0, len(levels)))]), side)
+        return two_bounds(np.concatenate([*parts, np.zeros((0, len(levels)))]), side)
 
     def _largest_residuals(self, q: np.ndarray, levels: tuple[float, ...], side: Side) -> np.ndarray:
         """Return the largest residual in the interval of each row and level; negated for the lower side."""
@@ -154,12 +169,6 @@ class ConformalScale:
             yield rows, chosen, start, end
             goes_on = np.isfinite(end)
             rows, chosen, start = rows[goes_on], following[goes_on], end[goes_on]
-
-
-def _two_bounds(bound: np.ndarray, side: Side) -> Bounds:
-    """Return −bound and bound; for one side the other bound is infinite."""
-    infinite = np.full_like(bound, np.inf)
-    return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
 
 
 @storable
@@ -210,7 +219,7 @@ class AllOutputs(EachOutput):
         return len(self.scores["both"])
 
     def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> Bounds:  # (rows, m, levels)
-        return _two_bounds((self.scale(q) * self.units)[:, :, None] * _quantiles(self.scores[side], levels), side)
+        return two_bounds((self.scale(q) * self.units)[:, :, None] * _quantiles(self.scores[side], levels), side)
 
 
 def rows_needed(level: float) -> int:
