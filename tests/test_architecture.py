@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "deltaband"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 MAX_FILE_LINES = 350
-MAX_TOTAL_LINES = 12_000
+MAX_TOTAL_LINES = 12_400
 LOADED_AT_ONCE = {"numpy", "torch"}  # by `import deltaband`, besides the standard library
 
 SLOW = "slow to import, and not every program needs it"
@@ -32,7 +32,8 @@ PROGRESS = "only progress bars need it, and `import deltaband` loads torch and n
 # (module, what it imports inside a function): why. A leading dot marks a module of deltaband.
 LAZY: dict[tuple[str, str], str] = {
     ("baselines", "scipy"): SLOW,
-    ("calibration", "scipy"): SLOW,
+    ("calibration.calibrate", "scipy"): SLOW,
+    ("calibration.noise", "sklearn"): OPTIONAL,
     ("classification", "scipy"): SLOW,
     ("cli", ".cli.app"): "needs typer; without it `deltaband` says which extra to install",
     ("cli.demo", "matplotlib"): OPTIONAL,

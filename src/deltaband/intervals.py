@@ -17,14 +17,14 @@ from .data.row_record import pair_hashes
 from .engines import Covariance, Engine
 from .errors import warn
 from .estimator import Estimator
-from .fitting.fit import Fit, RowFunction
+from .fitting.fit import Fit, RowFunction, formula_bounds
 from .fitting.spec import FitSpec, parse_engine
 from .fitting.tasks import Regression
 from .network.model_copy import ParameterChoice
 from .results import Intervals, Side, like, parse_levels
 from .storage.encoding import storable
 from .target_transform import TargetTransform
-from .validation import check_int, check_ints
+from .validation import check_choice, check_int, check_ints
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -75,6 +75,7 @@ class PredictionIntervals(Estimator):
         target_transform: What targets went through before training: a pair (mean, std), or a scaler with
             `inverse_transform`. `fit` and `calibrate` take targets as the network was trained on, `predict` answers
             in the original units.
+        noise: Whether `fit` keeps some residuals ("auto"), at most 20,000, so that `calibrate` can learn the noise.
 
     Example:
         >>> band = PredictionIntervals(model, weight_decay=1e-2).fit(X, y)  # doctest: +SKIP
@@ -97,6 +98,7 @@ class PredictionIntervals(Estimator):
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
         target_transform: Any = None,
+        noise: Literal["auto", "none"] = "auto",
     ) -> None:
         rule = Damping(damping, weight_decay, loss, batch_size)
         if loss == "cross_entropy":  # type: ignore[comparison-overlap]
@@ -104,10 +106,14 @@ class PredictionIntervals(Estimator):
         refusal = "outputs must be the number of an output or a list of numbers"
         chosen = None if outputs is None else check_ints(outputs, refusal)
         units = None if target_transform is None else TargetTransform.of(target_transform)
-        self._task = Regression(chosen, isinstance(outputs, int | np.integer), per_output, units)
+        check_choice(noise, "noise", ("auto", "none"))
+        single = isinstance(outputs, int | np.integer)
+        self._task = Regression(chosen, single, per_output, units, keeps_residuals=noise == "auto")
         super().__init__(FitSpec(model, self._task, rule, parse_engine(engine), memory, parameters, output, batch))
 
-    def calibrate(self, data: Any, y: Any = None, *, tune: bool = True, joint: bool = False, seed: int = 0) -> Self:
+    def calibrate(
+        self, data: Any, y: Any = None, *, tune: bool = True, joint: bool = False, noise: Any = "none", seed: int = 0
+    ) -> Self:
         """Calibrate the intervals on held-out rows, so that they cover as often as they say.
 
         Afterwards `predict` is conformal: for rows exchangeable with the calibration rows (and not used in training)
@@ -125,6 +131,11 @@ class PredictionIntervals(Estimator):
                 1/(n+1) above its level.
             joint: Whether all outputs of a row are covered at once at the level, instead of each on its own. A third of
                 the rows, drawn with `seed`, then serves the choice, and the others the quantile.
+            noise: "auto" learns how large the noise is from row to row: σ² = (1 + b·q_λ)·v^(2γ), where v(x) is learnt
+                from residuals of training rows, by gradient boosting (scikit-learn), and γ is chosen with λ and b. Rows
+                far from the training rows get the wider of the intervals with v and without. "none" takes it as the
+                same everywhere. Or v itself, as a scikit-learn regressor that is fitted to |residuals|, or as a
+                function of the inputs; these are in no file.
             seed: Seed for drawing these rows; else for the folds of the interval score that `summary()` shows.
 
         Returns:
@@ -140,7 +151,7 @@ class PredictionIntervals(Estimator):
             return self._task.select_targets(self.outputs_, targets, fits[0].n_returned).numpy() - outputs
 
         batches = spec.read(data, y)
-        calibration = calibrate(fitted, batches, residuals, tune=tune, joint=joint, seed=seed)
+        calibration = calibrate(fitted, batches, residuals, tune=tune, joint=joint, noise=noise, seed=seed)
         warn(*calibration.warnings())  # which may be errors: then nothing has changed
         self._calibration = calibration
         return self
@@ -175,26 +186,20 @@ class PredictionIntervals(Estimator):
         if not isinstance(side, str) or side not in ("both", "lower", "upper"):
             raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
         fits, calibration = self.fits_, self._calibration if kind == "observation" else None
-        functions = (
-            [self._formula(fit).variance for fit in fits] if calibration is None else calibration.variance_functions
-        )
+        functions = [self._formula(fit).variance for fit in fits] if calibration is None else calibration.row_functions
         outputs, q = self._evaluate(x, functions)
+        far = None
         units = self._task.units
         if side != "both" and units is not None and units.is_decreasing(outputs):
             side = "lower" if side == "upper" else "upper"
         if calibration is not None:
-            empty = np.zeros((*outputs.shape, len(levels)))
-            lower, upper = calibration.conformal.bounds(q, levels, side) if len(outputs) else (empty, empty)
+            known = calibration.known(self.spec.network(), Inputs.of(x), outputs, q)
+            far, (lower, upper) = known.far, calibration.bounds(known, levels, side)
             # residuals may be tied, and the same output differ by a rounding from batch to batch
             slack = 2 * torch.finfo(fits[0].dtype).eps * np.abs(outputs)[:, :, None]
             lower, upper = lower - slack, upper + slack
         else:
-            variance = np.stack(q, axis=1)  # (n, m)
-            spread = np.sqrt(variance + 1.0 if kind == "observation" else variance)
-            factors = [np.concatenate([fit.half_width(each, side) for fit in fits]) for each in levels]  # each (m,)
-            half = np.stack([spread * each for each in factors], axis=2)  # (n, m, levels)
-            infinite = np.full_like(half, np.inf)
-            lower, upper = -infinite if side == "upper" else -half, infinite if side == "lower" else half
+            lower, upper = formula_bounds(fits, np.stack(q, axis=1), levels, side, noise=kind == "observation")
         lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, :, 0], upper[:, :, 0]
@@ -205,6 +210,7 @@ class PredictionIntervals(Estimator):
             self._like(x, lower, -np.inf),
             self._like(x, upper, np.inf),
             levels[0] if np.ndim(level) == 0 else levels,
+            None if far is None else like(x, far, torch.bool),
         )
 
     def predict_mean(self, x: Any) -> Any:
@@ -232,8 +238,8 @@ class PredictionIntervals(Estimator):
             outputs, q = self._evaluate(x, [self._covariance(fit).variance for fit in fits])
             scale = np.sqrt(1 + np.stack(q, axis=1))
         else:
-            outputs, q = self._evaluate(x, calibration.variance_functions)
-            scale = calibration.conformal.scale(q) if len(outputs) else outputs
+            outputs, q = self._evaluate(x, calibration.row_functions)
+            scale = calibration.conformal.scale(calibration.known(self.spec.network(), Inputs.of(x), outputs, q).q)
         return self._like(x, self._original(outputs)), self._like(x, scale)
 
     def variance(self, x: Any) -> Any:

@@ -33,12 +33,14 @@ class Intervals:
         lower: The lower bounds, of the same shape; with several levels (n, levels) or (n, m, levels).
         upper: The upper bounds, of the shape of `lower`.
         level: The level or levels of the intervals, between 0 and 1; None where it is unknown.
+        far: Which rows are far from the training rows, of shape (n,); None where that is unknown.
     """
 
     mean: Any
     lower: Any
     upper: Any
     level: float | tuple[float, ...] | None = None
+    far: Any = None
 
     def __post_init__(self) -> None:
         if self.level is not None:
@@ -57,6 +59,8 @@ class Intervals:
 
     def to_pandas(self, index: Any = None, outputs: Sequence[Any] | None = None) -> DataFrame:
         """Return a data frame with the columns prediction, lower_95 and upper_95, and a pair of bounds per level.
+
+        Calibrated intervals have a column `far`, which is true where a row is far from the training rows.
 
         Args:
             index: The index of the frame, for example that of the inputs.
@@ -81,7 +85,7 @@ class Intervals:
         for j, name in enumerate(level_names(self, lower.shape[1])):
             suffix = "" if name is None else f"_{name}"
             columns |= {f"{prefix}lower{suffix}": lower[:, j], f"{prefix}upper{suffix}": upper[:, j]}
-        return columns
+        return columns if self.far is None else columns | {f"{prefix}far": to_numpy(self.far, None)}
 
     def __repr__(self) -> str:
         title, cells, below = self._table()

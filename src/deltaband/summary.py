@@ -118,6 +118,11 @@ def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
         ("  damping λ", f"{before} → {_list(np.array([output.damping for output in outputs]))}"),
         ("  scale", f"√(1 + b·q), b = {_list(b)}" + (" (constant width)" if not b.any() else "")),
     ]
+    if not isinstance(calibration.noise, str):
+        gamma = np.array([output.gamma for output in outputs])
+        lines.append(("  noise", f"learnt: σ is proportional to v^γ, γ = {_list(gamma)}"))
+    elif calibration.noise:
+        lines.append(("  noise", f"the same everywhere: {calibration.noise}"))
     if not joint and n >= rows_needed(0.95):
         deviations = [math.hypot(*output.standardised) / math.sqrt(n) for output in outputs]
         quantiles = [output.quantile(0.95) / s if s else 0.0 for output, s in zip(outputs, deviations, strict=True)]

@@ -1,6 +1,7 @@
 """The record of the training rows: a hash of each row, and a random sample of the rows."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -59,8 +60,13 @@ class RowSample:
         self._kept: dict[Any, tuple[Inputs, np.ndarray]] = {}  # by row format: the rows, and the key of each
         self._key_limit = np.inf  # keys of rows that can still be among the smallest lie below
 
-    def update(self, x: Inputs) -> None:
-        self._add(x, self._rng.random(len(x)))
+    def update(self, x: Inputs, make: Callable[[np.ndarray], Inputs] | None = None) -> None:
+        """Take in the rows of `x`, or what `make` makes of those that are kept, given their numbers."""
+        keys = self._rng.random(len(x))
+        if make is None:
+            self._add(x, keys)
+        elif len(few := np.flatnonzero(keys < self._key_limit)):
+            self._add(make(few), keys[few])
 
     def resume(self, sample: Sample, n_rows: int) -> None:
         """Continue from a sample of `n_rows` rows, whose keys, the smallest of that many, are drawn again."""

@@ -281,6 +281,10 @@ class Covariance(ABC):
             return np.repeat(self.variance(g)[:, None], len(dampings), axis=1)
         return self.eigendecomposed().variances(g, dampings)
 
+    def leverage_and_variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:  # (b, 1 + len(dampings))
+        """Return h, and behind it q for several λ."""
+        return np.column_stack([self.leverage(g), self.variances(g, dampings)])
+
     def spectrum(self) -> Spectrum:
         """Return the singular values of J and the matching eigenvalues of Σ⁻¹."""
         return self.eigendecomposed().spectrum()

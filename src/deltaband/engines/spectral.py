@@ -73,14 +73,25 @@ class SpectralCovariance(Covariance):
         return self.variances(g, np.array([self.chosen_damping]))[:, 0]
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
-        weights, tail = sigma(self.eigenvalues[:, None], dampings), self.added_tail
+        if self.added_tail is None:
+            return self.squared_projections(g) @ sigma(self.eigenvalues[:, None], dampings)
+        return self._variances(*self.split(g), dampings)
+
+    def _variances(self, z2: np.ndarray, rho: np.ndarray, dampings: np.ndarray) -> np.ndarray:
+        q, tail = z2 @ sigma(self.eigenvalues[:, None], dampings), self.added_tail
         if tail is None:
-            return self.squared_projections(g) @ weights
+            return q
+        return q + np.outer(rho, [tail.variance(self.eigenvalues, damping) for damping in dampings])
+
+    def leverage_and_variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
         z2, rho = self.split(g)
-        return z2 @ weights + np.outer(rho, [tail.variance(self.eigenvalues, damping) for damping in dampings])
+        return np.column_stack([self._leverage(z2, rho), self._variances(z2, rho, dampings)])
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
-        (z2, rho), damping = self.split(g), self.chosen_damping
+        return self._leverage(*self.split(g))
+
+    def _leverage(self, z2: np.ndarray, rho: np.ndarray) -> np.ndarray:
+        damping = self.chosen_damping
         h = z2 @ (1 / (self.eigenvalues + damping))
         if self.added_tail is not None:
             return h + rho * self.added_tail.leverage(self.eigenvalues, damping)

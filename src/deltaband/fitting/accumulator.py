@@ -26,16 +26,18 @@ from ..network.gradient_batch import (
     StoredBlock,
 )
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
-from ..network.network import Network, plain_autograd
+from ..network.network import MAX_FEATURES, Network, plain_autograd
 from ..storage.encoding import storable
 from . import accuracy
-from .fit import Fit, RowBuffer, checked_gradients, evaluate_sample
+from .fit import Fit, RowBuffer, checked_gradients, evaluate_sample, left_out
 from .spec import FitSpec
-from .tasks import Outputs
+from .tasks import Outputs, Regression
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, for the rows evaluated at once
 REPEATED_ROWS_SHARE = 0.01  # more rows taken in before, beyond what equal rows explain, are not an accident
 LEVERAGE_ROWS = 512  # training rows whose leverages new rows are compared with
+FAR_QUANTILE = 0.95  # of these leverages: new rows above it are far from the training rows
+RESIDUAL_ROWS, RESIDUAL_BYTES = 20_000, 2**25  # kept at most, to learn the noise from
 
 Skipped = Callable[[int, np.ndarray], None]  # the number of the first row, and the rows' hashes
 Checkpoint = Callable[["FitAccumulator"], None]
@@ -96,8 +98,12 @@ class FitAccumulator:
             self._n_compared = accuracy.affordable_rows(option.engine, problem, start.memory) // m
         self._n_leverages = max(1, min(LEVERAGE_ROWS, accuracy.SAMPLE_INPUT_BYTES // (m * problem.input_bytes)))
         self.record = RowRecord(RowSample(max(self._n_leverages, self._n_compared), seed))
+        self._residuals: RowSample | None = None
+        room = min(RESIDUAL_BYTES, start.memory - option.nbytes)
+        if spec.task.keeps_residuals and (affordable := int(room // (4 * MAX_FEATURES + 16 * m))) > 0:
+            self._residuals = RowSample(min(RESIDUAL_ROWS, affordable), seed)
         self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts), 0.0)
-        self._shares: np.ndarray | None = None  # of p*, of a fit that is continued
+        self._before: Fit | None = None  # the fit that is continued
 
     @property
     def n_rows(self) -> int:
@@ -118,7 +124,9 @@ class FitAccumulator:
         start = Start(fit.outputs, Option(engine, problem), memory, *form)
         made = cls(spec, start, engine.resume(fit.covariance, n, p))
         made.record = RowRecord.from_seen(fit.seen, fit.sample, max(made._n_leverages, made._n_compared))
-        made._shares = fit.shares
+        if made._residuals is not None:
+            made._residuals.resume(fit.residuals, fit.n_rows)
+        made._before = fit
         made._sums = Sums(fit.n_rows, fit.losses, fit.counts, math.inf)
         return made
 
@@ -128,6 +136,7 @@ class FitAccumulator:
             "start": self.start,
             "engine": self.engine.state() if engine else None,
             "record": self.record.state(),
+            "residuals": None if self._residuals is None else self._residuals.state(),
             "sums": self._sums,
         }
 
@@ -149,6 +158,7 @@ class FitAccumulator:
         if state["engine"] is not None:
             self.engine = self.start.option.engine.from_state(state["engine"])
         self.record = RowRecord.from_state(state["record"])
+        self._residuals = None if state["residuals"] is None else RowSample.from_state(state["residuals"])
         self._sums = state["sums"]
 
     def check_mergeable(self, other: FitAccumulator) -> None:
@@ -177,6 +187,8 @@ class FitAccumulator:
         if state["engine"] is not None:
             self.engine.merge(self.start.option.engine.from_state(state["engine"]))
         self.record.merge(RowRecord.from_state(state["record"]))
+        if self._residuals is not None and state["residuals"] is not None:
+            self._residuals.merge(RowSample.from_state(state["residuals"]))
         self._sums = self._sums.plus(state["sums"])
 
     def all_reduce(self, total: Total, n_rows: int) -> bool:
@@ -225,6 +237,7 @@ class FitAccumulator:
                 y, start = torch.cat(outputs, dim=1), self.start
                 losses, counts = self.spec.task.losses(start.outputs, y, targets, start.n_returned)
                 self._sums = self._sums.plus(Sums(len(x), losses.sum(dim=0).numpy(), counts, energy))
+                self._keep_residuals(x, y, targets)
                 shown.update(len(x))
                 if checkpoint is not None and (len(buffer) == 0 or self._inputs is not None):
                     buffer.flush()
@@ -235,6 +248,18 @@ class FitAccumulator:
         if batches.n_rows is not None and self.n_rows - before != batches.n_rows:
             came = self.n_rows - before
             raise ValueError(f"{batches.n_rows} rows were announced but {came} came: give n_rows={came}")
+
+    def _keep_residuals(self, x: Inputs, y: Tensor, targets: Tensor) -> None:
+        start, task = self.start, self.spec.task
+        if self._residuals is None or not isinstance(task, Regression):
+            return
+        r = task.residuals(start.outputs, y, targets, start.n_returned).abs()
+
+        def kept(few: np.ndarray) -> Inputs:
+            found = torch.from_numpy(self.network.features(x[few]))
+            return Inputs((found, y[few].double(), r[few]), single=False)
+
+        self._residuals.update(x, kept)
 
     def finish(self) -> Fit:
         """Return the fit to the rows taken in; the engine is empty afterwards."""
@@ -264,12 +289,13 @@ class FitAccumulator:
             outputs=start.outputs,
             n_returned=start.n_returned,
             sample=rows,
+            residuals=Sample() if self._residuals is None else self._residuals.rows(),
             n_compared=n_compared if n_compared * m >= accuracy.SAMPLE_ROWS_AT_LEAST else 0,
             rows_at_once=min(self._rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * n_rows * m))),
         )
-        if len(rows) == 0 and self._shares is not None:  # of a band from a file
-            fit = replace(fit, shares=self._shares)
-        elif exact or (m > 1 and covariance.damping is not None):
+        if len(rows) == 0 and self._before is not None:  # of a band from a file
+            fit = replace(fit, shares=self._before.shares, far=self._before.far)
+        else:
             fit = _with_leverages(fit, network, rows.between(0, self._n_leverages), exact)
         if not fit.n_compared or covariance.damping is None:
             return fit
@@ -277,19 +303,22 @@ class FitAccumulator:
 
 
 def _with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fit:
-    """Add how p* is shared among the outputs, from some training rows, and their h where that is exact."""
+    """Add, from some training rows, their h where it is exact, that of rows that are far, and the parts of p*."""
     covariance = fit.reference
-
-    def leverage_and_variance(g: GradientBatch) -> np.ndarray:
-        return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
-
     if fit.n_outputs == 1:
-        return replace(fit, leverages=evaluate_sample(network, rows, covariance.leverage, fit.rows_at_once))
-    values = evaluate_sample(network, rows, leverage_and_variance, fit.rows_at_once)  # (rows, m, 2)
-    h, q = values[:, :, 0], values[:, :, 1]
-    own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
-    shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
-    return replace(fit, shares=shares, leverages=h if exact else fit.leverages)
+        h, shares = evaluate_sample(network, rows, covariance.leverage, fit.rows_at_once), fit.shares
+    else:
+
+        def leverage_and_variance(g: GradientBatch) -> np.ndarray:
+            return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
+
+        values = evaluate_sample(network, rows, leverage_and_variance, fit.rows_at_once)  # (rows, m, 2)
+        h, q = values[:, :, 0], values[:, :, 1]
+        own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
+        shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
+    # of a row that is left out of the training rows it is h/(1 − h)
+    far = np.quantile(left_out(h) if exact else h, FAR_QUANTILE, axis=0)
+    return replace(fit, shares=shares, far=far, leverages=h if exact else fit.leverages)
 
 
 def _merged(batch: GradientBatch) -> GradientBatch:

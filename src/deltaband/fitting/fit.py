@@ -1,7 +1,7 @@
 """`Fit`, the result of a pass over the training rows, and `evaluate_rows`, which puts rows to a covariance."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..storage.encoding import storable
 ADVICE = "look at the scale of that row, and for NaN among the weights"
 QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a moment
 
+Bounds = tuple[np.ndarray, np.ndarray]  # lower and upper, of y − ŷ
 RowFunction = Callable[[GradientBatch], np.ndarray]  # gradients of b rows -> (b, …)
 
 
@@ -74,7 +75,9 @@ class Fit:
     n_returned: int = 1  # how many outputs the network has
     shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) the share of p* of each output
     leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) of training rows; if exact
+    far: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) the leverage from which on a new row is far
     sample: Sample = field(default_factory=Sample)  # inputs of training rows, in random order
+    residuals: Sample = field(default_factory=Sample)  # features, outputs and |residuals| of training rows
     n_compared: int = 0  # how many of them a comparison with the exact method may take; 0 where exact
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
     rows_at_once: int = 0  # how many rows to evaluate together, where that saves work
@@ -139,6 +142,26 @@ class Fit:
             return self.covariance.spectrum()
         except (ArithmeticError, MemoryError, np.linalg.LinAlgError, ValueError):  # showing a band must not fail
             return None
+
+
+def formula_bounds(
+    fits: Sequence[Fit], q: np.ndarray, levels: Sequence[float], side: Side, *, noise: bool
+) -> Bounds:  # (n, m, levels) each
+    """Return bounds of y − ŷ by formula (2), given q (n, m); without noise, of the regression function itself."""
+    spread = np.sqrt(q + 1.0 if noise else q)
+    factors = [np.concatenate([fit.half_width(each, side) for fit in fits]) for each in levels]  # each (m,)
+    return two_bounds(np.stack([spread * each for each in factors], axis=2), side)
+
+
+def two_bounds(bound: np.ndarray, side: Side) -> Bounds:
+    """Return −bound and bound; for one side the other bound is infinite."""
+    infinite = np.full_like(bound, np.inf)
+    return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
+
+
+def left_out(h: np.ndarray) -> np.ndarray:
+    """Return the leverages h/(1 − h) that training rows would have if they were left out of the fit."""
+    return h / np.maximum(1 - h, np.finfo(np.float64).eps)
 
 
 class RowBuffer:

@@ -41,7 +41,9 @@ def record_of(
     encode, trees = Encoder(), []
     for fit in fits:
         encode.hooks = network_hook(fit.outputs)
-        trees.append(encode(fit if sample else replace(fit, sample=Sample())))
+        trees.append(encode(fit if sample else replace(fit, sample=Sample(), residuals=Sample())))
+    if calibration is not None:
+        calibration.check_storable()
     tree = {"options": encode(spec.options()), "fits": trees, "calibration": encode(calibration)}
     state = unwrap(spec.model).state_dict() if weights else {}
     for name, w in state.items():

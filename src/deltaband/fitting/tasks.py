@@ -33,6 +33,7 @@ class Regression:
     single: bool = False  # whether one output was asked for by its number
     per_output: bool = False
     units: TargetTransform | None = None
+    keeps_residuals: bool = True  # whether a fit keeps some residuals, from which the noise can be learnt
 
     n_counts: ClassVar[int] = 0  # how many numbers are counted over the rows
     has_noise: ClassVar[bool] = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
@@ -90,7 +91,11 @@ class Regression:
 
     def losses(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> tuple[Tensor, np.ndarray]:
         """Return the losses (b, m), y being the values of the head, and sums of what is counted."""
-        return (self.select_targets(outputs, targets, n_returned) - y.double()).square(), np.zeros(0)
+        return self.residuals(outputs, y, targets, n_returned).square(), np.zeros(0)
+
+    def residuals(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> Tensor:  # (b, m)
+        """Return targets − y, y being the values of the head."""
+        return self.select_targets(outputs, targets, n_returned) - y.double()
 
     def select_targets(self, outputs: Outputs, targets: Tensor, n_returned: int) -> Tensor:  # (n, len(outputs))
         """Return the targets of these outputs; targets have a column for each output, or for each selected one."""
@@ -130,7 +135,8 @@ class Regression:
     def options(self) -> dict[str, Any]:
         """Return the arguments that it was constructed from, functions aside."""
         outputs = self.outputs
-        options = {"outputs": outputs[0] if outputs is not None and self.single else outputs}
+        options: dict[str, Any] = {"outputs": outputs[0] if outputs is not None and self.single else outputs}
+        options["noise"] = "auto" if self.keeps_residuals else "none"
         if self.units is None or self.units.mean is None:
             return options
         return {**options, "target_transform": (self.units.mean, self.units.std)}
@@ -155,6 +161,7 @@ class Classification:
     per_output: bool = False
 
     n_counts: ClassVar[int] = 2
+    keeps_residuals: ClassVar[bool] = False
     has_noise: ClassVar[bool] = False
     no_gradient_hint: ClassVar[str] = "; or all probabilities are 0 and 1 to the last digit, and F is zero"
     scaler: ClassVar[Any] = None

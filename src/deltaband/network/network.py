@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -27,6 +28,7 @@ CHUNK_ROWS_AT_MOST = 4096
 LOOPED_ROWS = 4  # up to so many rows of J are faster by plain autograd than by torch.func
 PROBED_ROWS = 8  # on which it is tested which layers have gradients by hooks
 VERIFIED_ROWS = 4  # of a later chunk, compared with plain autograd
+MAX_FEATURES = 100  # of a row; more are projected at random
 REMEMBERED_KINDS = 256  # of inputs, such as sequences of different lengths
 
 PAST_THE_TREE = (
@@ -265,10 +267,43 @@ class Network:
                 self._try(x)  # explains what is wrong, if the first rows are
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
 
+    def features(self, x: Any) -> np.ndarray:  # (b, k) float32
+        """Return the rows of a table as they are, and of other inputs what the last linear layer is given.
+
+        Positions of a sequence or an image are averaged. A network without linear layers has no features.
+        """
+        x = self.prepare(x)
+        if len(x.tensors) == 1 and x.tensors[0].ndim == 2 and x.tensors[0].is_floating_point():
+            return _reduced(x.tensors[0]).numpy()
+        return np.concatenate([_reduced(self._last_given(part)).numpy() for part in x.split(self.chunk_rows(x))])
+
+    def _last_given(self, x: Inputs) -> Tensor:  # (b, k)
+        given: list[Tensor] = []
+
+        def record(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            given.extend(each.detach() for each in arguments[:1] if len(each) == len(x))
+
+        layers = [layer for layer in self.eval_copy.modules() if isinstance(layer, nn.Linear)]
+        handles = [layer.register_forward_pre_hook(record) for layer in layers]
+        try:
+            self.outputs(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        last = given[-1] if given else torch.zeros(len(x), 1, 0)
+        return last.reshape(len(x), math.prod(last.shape[1:-1]), last.shape[-1]).mean(dim=1)
+
     def _answer(self, x: Inputs) -> Tensor:
         with suppress(RuntimeError), torch.no_grad():
             return self.evaluate(self.prepare(x)).detach()
         return self.evaluate(self.prepare(x)).detach()  # one that differentiates its own outputs needs a graph
+
+
+def _reduced(values: Tensor) -> Tensor:
+    values, k = values.cpu().float(), values.shape[1]
+    if k <= MAX_FEATURES:
+        return values
+    return values @ torch.randn(k, MAX_FEATURES, generator=torch.Generator().manual_seed(k)) / k**0.5
 
 
 def _gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)

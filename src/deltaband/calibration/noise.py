@@ -1,0 +1,137 @@
+"""The learnt noise v(x): how large residuals are around x, learnt from training rows.
+
+The scale of a calibrated interval is σ² = (1 + b·q_λ)·v^(2γ): q knows where the network is uncertain, v where the data
+are noisy. No calibration row takes part in v, so that the conformal argument does not change.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from ..data.inputs import Inputs, as_tensor
+from ..fitting.fit import Fit
+from ..storage.encoding import storable
+from ..validation import describe
+
+ROWS_AT_LEAST = 60  # from which v is learnt; from fewer it is constant
+SMALLEST_RESIDUAL = 1e-3  # of the mean: a row that the network has learnt by heart says nothing more
+MANY_ROWS = 5_000  # from which on trees may learn faster
+BAGS = 4  # each of half of the rows
+BOOSTING = {"max_iter": 60, "max_leaf_nodes": 15, "min_samples_leaf": 10, "max_features": 0.5}
+NODE_TYPES = {"feature": np.int32, "threshold": float, "left": np.int32, "right": np.int32, "value": float}
+
+
+class Noise(Protocol):
+    """A function of rows that returns log v."""
+
+    def log(self, x: Inputs, features: np.ndarray) -> np.ndarray: ...  # (b, k) -> (b,)
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class BoostedNoise:
+    """The mean of |y − ŷ| by bagged gradient boosting with gamma loss: exp(baseline + Σ over trees of a leaf)."""
+
+    baseline: float
+    feature: np.ndarray  # (trees, nodes) the column that a node compares
+    threshold: np.ndarray  # (trees, nodes) rows up to here go left
+    left: np.ndarray  # (trees, nodes) where they go; a leaf leads to itself
+    right: np.ndarray
+    value: np.ndarray  # (trees, nodes)
+    depth: int
+
+    @classmethod
+    def fit(cls, features: np.ndarray, residuals: np.ndarray) -> Self:  # (n, k), (n,)
+        """Learn v; columns and |residuals| are those of training rows."""
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
+        target = np.maximum(residuals / residuals.mean(), SMALLEST_RESIDUAL)
+        rng, baseline, trees = np.random.default_rng(0), 0.0, []
+        rate = 0.05 if len(target) < MANY_ROWS else 0.1
+        for bag in range(BAGS):
+            rows = rng.permutation(len(target))[: (len(target) + 1) // 2]
+            model = HistGradientBoostingRegressor(
+                loss="gamma", learning_rate=rate, early_stopping=False, random_state=bag, **BOOSTING
+            ).fit(features[rows], target[rows])
+            baseline += float(model._baseline_prediction.item()) / BAGS
+            trees += [predictor.nodes for (predictor,) in model._predictors]
+        fields = {name: np.zeros((len(trees), max(map(len, trees))), kind) for name, kind in NODE_TYPES.items()}
+        for t, nodes in enumerate(trees):
+            leaf, own, n = nodes["is_leaf"].astype(bool), np.arange(len(nodes)), len(nodes)
+            fields["feature"][t, :n] = np.where(leaf, 0, nodes["feature_idx"])
+            fields["threshold"][t, :n] = np.where(leaf, 0.0, nodes["num_threshold"])
+            fields["left"][t, :n] = np.where(leaf, own, nodes["left"])
+            fields["right"][t, :n] = np.where(leaf, own, nodes["right"])
+            fields["value"][t, :n] = np.where(leaf, nodes["value"] / BAGS, 0.0)
+        return cls(baseline, **fields, depth=max(int(nodes["depth"].max()) for nodes in trees))
+
+    def log(self, x: Inputs, features: np.ndarray) -> np.ndarray:
+        tree, rows = np.arange(len(self.value)), np.arange(len(features))[:, None]
+        at = np.zeros((len(features), len(tree)), dtype=np.int32)
+        for _ in range(self.depth):
+            goes_left = features[rows, self.feature[tree, at]] <= self.threshold[tree, at]
+            at = np.where(goes_left, self.left[tree, at], self.right[tree, at])
+        return self.baseline + self.value[tree, at].sum(axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenNoise:
+    """A user's function of the inputs, or fitted regressor of the features; no file holds it."""
+
+    name: str
+    function: Callable[[Any], Any]
+    takes_features: bool
+
+    def log(self, x: Inputs, features: np.ndarray) -> np.ndarray:
+        given = features if self.takes_features else x.tensors[0] if x.single else x.tensors
+        v = as_tensor(self.function(given), f"the noise that {self.name} returns").cpu().double().numpy()
+        if v.shape not in ((len(x),), (len(x), 1)):
+            raise ValueError(f"noise={self.name} must return one number per row, {len(x)}, got shape {v.shape}")
+        v = v.reshape(len(x))
+        if not (np.isfinite(v) & (v > 0)).all():
+            row = int(np.argmin(np.isfinite(v) & (v > 0)))
+            raise ValueError(f"noise={self.name} must be positive and finite; it is {v[row]:g} in row {row}")
+        return np.log(v)
+
+
+def learn(noise: Any, fit: Fit) -> list[Noise] | str:
+    """Return v for each output of a fit, or why it is constant.
+
+    Args:
+        noise: "auto", "none", a scikit-learn regressor, or a function of the inputs.
+        fit: The fit, with the residuals that it has kept.
+    """
+    if isinstance(noise, str):
+        if noise not in ("auto", "none"):
+            raise ValueError(f"noise must be 'auto', 'none', a regressor or a function of the inputs, got {noise!r}")
+        if noise == "none":
+            return ""
+    is_regressor = hasattr(noise, "fit") and hasattr(noise, "predict")
+    if not isinstance(noise, str) and not is_regressor:
+        if not callable(noise):
+            raise TypeError(f"noise must be 'auto', 'none', a regressor or a function, got {describe(noise)}")
+        return [GivenNoise(getattr(noise, "__name__", repr(noise)), noise, False)] * fit.n_outputs
+    if len(fit.residuals) < ROWS_AT_LEAST:
+        return f"{len(fit.residuals)} residuals of training rows are too few to learn the noise from"
+    (piece,) = fit.residuals.pieces
+    base, outputs, residuals = (tensor.numpy() for tensor in piece.tensors)
+    learnt: list[Noise] = []
+    for o in range(fit.n_outputs):
+        columns, r = with_output(base, outputs[:, o]), residuals[:, o]
+        if not r.mean() > 0:
+            return "all residuals of training rows are zero"
+        if not is_regressor:
+            learnt.append(BoostedNoise.fit(columns, r))
+            continue
+        from sklearn.base import clone
+
+        regressor = clone(noise).fit(columns, np.maximum(r, SMALLEST_RESIDUAL * r.mean()))
+        learnt.append(GivenNoise(type(noise).__name__, regressor.predict, True))
+    return learnt
+
+
+def with_output(features: np.ndarray, output: np.ndarray) -> np.ndarray:  # (b, k), (b,) -> (b, k + 1)
+    """Return what v is a function of: the features, and the network's output."""
+    return np.column_stack([features, output])
