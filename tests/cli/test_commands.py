@@ -364,6 +364,25 @@ def test_a_calibration_file_does_without_weight_decay(here, capsys):
     assert found["effective_parameters"] is None  # not a number
 
 
+def test_noise_is_learnt_and_far_rows_are_told(here, capsys):
+    found = told(capsys, *FIT, "--calibration", "test.csv", "--noise", "auto", "--out", "n.band")
+    assert (found["rows"], found["calibration_rows"]) == (150, 80)
+    assert "learnt" in told(capsys, "inspect", "n.band")["summary"]
+    new = pd.read_csv("test.csv")
+    new.loc[:4, "a"] = 50.0
+    new.to_csv("new.csv", index=False)
+    for out in ("out.csv", "out.parquet"):
+        columns = told(capsys, "predict", "n.band", "--model", "network:make", "--data", "new.csv", "--out", out)[
+            "columns"
+        ]
+        assert columns == ["prediction", "lower_95", "upper_95", "far"]
+    far = pd.read_parquet("out.parquet")["far"]
+    assert far.dtype == bool
+    assert far[:5].all()
+    assert far[5:].mean() < 0.3
+    assert (pd.read_csv("out.csv")["far"] == far).all()
+
+
 def test_engines_losses_and_weights_reach_the_library(here, capsys):
     arguments = [each if each != "w.pt" else "w.safetensors" for each in FIT]
     engine = ["--engine", "robust-frequent-directions:rank=33", "--memory", "500MB"]

@@ -23,6 +23,6 @@ def test_the_commands_of_the_document_run(tmp_path):
     assert [line.split()[1] for line in levels] == ["0.5", "0.95"]
     assert float(levels[1].split()[2]) > 0.9
     given, found = (pd.read_csv(tmp_path / name) for name in ("new.csv", "new_with_bands.csv"))
-    assert list(found) == [*given, "prediction", "lower_50", "upper_50", "lower_95", "upper_95"]
+    assert list(found) == [*given, "prediction", "lower_50", "upper_50", "lower_95", "upper_95", "far"]
     pd.testing.assert_frame_equal(found[list(given)], given)
     assert found.prediction.corr(found.price) > 0.95  # in the units of the file

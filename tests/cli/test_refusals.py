@@ -130,6 +130,16 @@ CASES = {  # name: command, exit code, what the line says
         2,
         "give --weight-decay or --damping, or --calibration, which needs neither",
     ),
+    "noise without calibration": (
+        fit("--damping", "1", "--noise", "auto", "--out", "new.band"),
+        2,
+        "--noise auto goes with --calibration",
+    ),
+    "noise of another name": (
+        fit("--damping", "1", "--noise", "loud", "--out", "new.band"),
+        2,
+        "noise must be 'auto' or 'none', got 'loud'",
+    ),
     "a missing option": (["fit", "network:make"], 2, "Missing option '--train'; see deltaband fit --help"),
     "what is no band": (
         ["inspect", "w.safetensors"],

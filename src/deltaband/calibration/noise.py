@@ -45,8 +45,10 @@ class BoostedNoise:
     @classmethod
     def fit(cls, features: np.ndarray, residuals: np.ndarray) -> Self:  # (n, k), (n,)
         """Learn v; columns and |residuals| are those of training rows."""
-        from sklearn.ensemble import HistGradientBoostingRegressor
-
+        try:
+            from sklearn.ensemble import HistGradientBoostingRegressor
+        except ImportError as error:
+            raise ImportError("noise='auto' needs scikit-learn: pip install 'deltaband[sklearn]'") from error
         target = np.maximum(residuals / residuals.mean(), SMALLEST_RESIDUAL)
         rng, baseline, trees = np.random.default_rng(0), 0.0, []
         rate = 0.05 if len(target) < MANY_ROWS else 0.1

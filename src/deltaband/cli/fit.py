@@ -84,6 +84,7 @@ def fit(
     engine_text: options.EngineText = "auto",
     memory: options.Memory = None,
     calibration: options.Calibration = None,
+    noise: options.Noise = "none",
     seed: options.Seed = 0,
     force: options.Force = False,
     as_json: options.Json = False,
@@ -110,7 +111,9 @@ def fit(
             raise Usage("give --target-mean and --target-std together, one of each for every target")
         scale = np.array(target_mean), np.array(target_std)
     rule = {"weight_decay": weight_decay, "damping": damping, "loss": loss, "batch_size": batch_size}
-    settings = _check_settings(engine_text, memory, **rule, target_transform=scale)
+    settings = _check_settings(engine_text, memory, **rule, target_transform=scale, noise=noise)
+    if noise != "none" and calibration is None:
+        raise Usage("--noise auto goes with --calibration, whose rows choose how much of it to use")
     if weight_decay is None and damping is None and calibration is None:
         raise Usage("give --weight-decay or --damping, or --calibration, which needs neither")
     check_output(out, force, [".band"], [train, weights or train, Path(calibration or train), Path(model)])
@@ -131,7 +134,7 @@ def fit(
         stored = StoredRows(file, len(rows.features), len(rows.targets), rows.dtype, ~selected, scale or (0.0, 1.0))
         band.fit(stored, n_rows=stored.n_rows, progress=sys.stderr.isatty())
         if calibration is not None:
-            band.calibrate(replace(stored, selected=selected, progress_label="calibrating"), seed=seed)
+            band.calibrate(replace(stored, selected=selected, progress_label="calibrating"), noise=noise, seed=seed)
     n_calibration, needed = int(selected.sum()), rows_needed(0.95)
     if calibration is not None and n_calibration < needed:
         highest = n_calibration / (n_calibration + 1)

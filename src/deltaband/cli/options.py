@@ -32,6 +32,7 @@ CALIBRATION = (
     "Rows that the network was NOT trained on, to calibrate the intervals: a file, or a share of --train, namely the "
     "rows where numpy.random.default_rng(SEED).random(n) < FRACTION; train without them."
 )
+NOISE = "How large noise is, for --calibration: the same everywhere, or learnt from row to row (auto)."
 ENGINES = (
     "auto, exact, nystrom:landmarks=2000, random-projection:dim=4096, important-directions:rank=200, "
     "robust-frequent-directions:rank=200 or frequent-directions:rank=200."
@@ -67,6 +68,7 @@ Loss = Annotated[str, Option(metavar="mean|half_mean|sum", help=LOSS)]
 BatchSize = Annotated[int | None, Option(metavar="ROWS", help="Batch size of training; only with --loss sum.")]
 TargetMean = Annotated[list[float] | None, Option(metavar="M", help=TARGET_MEAN)]
 TargetStd = Annotated[list[float] | None, Option(metavar="S", help="Standard deviation for --target-mean.")]
+Noise = Annotated[str, Option(metavar="none|auto", help=NOISE)]
 Calibration = Annotated[str | None, Option(metavar="FILE|FRACTION", help=CALIBRATION)]
 Seed = Annotated[int, Option(min=0, help="Seed for drawing the rows of --calibration FRACTION.")]
 EngineText = Annotated[str, Option("--engine", metavar="NAME[:KEY=VALUE,…]", help=ENGINES)]

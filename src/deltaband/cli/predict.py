@@ -45,7 +45,8 @@ def predict(
     """Add predictions and their bounds to a file.
 
     The new columns are prediction, and lower_95 and upper_95 for each level; with several targets their names follow:
-    prediction_price, lower_95_price. Other columns are copied. CSV and Parquet files are read and written batch by
+    prediction_price, lower_95_price. Calibrated intervals have a column far, true for rows far from the training rows.
+    Other columns are copied. CSV and Parquet files are read and written batch by
     batch; .npz files are held in memory.
 
     \b
@@ -61,6 +62,7 @@ def predict(
     suffixes = [""] if len(loaded.targets) == 1 else [f"_{name}" for name in loaded.targets]
     bounds = [f"{side}_{level_name(each)}" for each in levels for side in ("lower", "upper")]
     added = [f"{name}{suffix}" for suffix in suffixes for name in ["prediction", *bounds]]
+    added += ["far"] if loaded.band.calibration_ is not None else []
     if taken := next((name for name in added if name in source.names), None):
         raise Refusal(f"{data} has a column {taken!r} already: rename or drop it")
     known_targets = [name for name in loaded.targets if name in source.names]
@@ -75,10 +77,12 @@ def predict(
                 y = to_numbers(rows, known_targets, data, n, allow_missing=True)
                 for name, column in zip([*inputs, *known_targets], np.hstack([x, y]).T, strict=True):
                     rows = rows.set_column(rows.schema.names.index(name), name, pa.array(column.copy()))
-            mean, lower, upper = _predict(loaded, x, levels)
+            intervals = _predict(loaded, x, levels)
+            mean, lower, upper = interval_arrays(intervals)
             sides = np.stack([lower, upper], axis=3).reshape(*mean.shape, -1)
-            columns = np.concatenate([mean[:, :, None], sides], axis=2).reshape(len(x), -1)
-            for name, column in zip(added, columns.T, strict=True):
+            columns = list(np.concatenate([mean[:, :, None], sides], axis=2).reshape(len(x), -1).T)
+            columns += [] if intervals.far is None else [intervals.far.numpy()]
+            for name, column in zip(added, columns, strict=True):
                 rows = rows.append_column(name, pa.array(column))
             yield rows
             n += len(rows)
@@ -116,7 +120,7 @@ def evaluate(
     k = len(loaded.features)
     parts = []  # of the rows nothing else is kept
     for values in source.numbers(columns, loaded.dtype, "evaluating"):
-        parts.append((values[:, k:], *_predict(loaded, values[:, :k], levels)))
+        parts.append((values[:, k:], *interval_arrays(_predict(loaded, values[:, :k], levels))))
     y, mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
     intervals = Intervals(mean, lower, upper, levels)
     scores = {name: np.reshape(metric(y, intervals), (-1, len(levels))) for name, metric in METRICS.items()}
@@ -191,7 +195,6 @@ def report(
     print_result({"out": out, "rows": len(y), "by": groups}, f"{len(y):,} rows in {out}", as_json)
 
 
-def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> tuple[np.ndarray, ...]:
-    """Return the mean (b, m) and the bounds (b, m, levels)."""
+def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> Intervals:
     with redirect_stdout(sys.stderr):
-        return interval_arrays(loaded.band.predict(torch.from_numpy(x).to(loaded.dtype), level=list(levels)))
+        return loaded.band.predict(torch.from_numpy(x).to(loaded.dtype), level=list(levels))
