@@ -185,6 +185,10 @@ class ProjectedCovariance(SpectralCovariance):
     def leverage(self, g: GradientBatch) -> np.ndarray:
         return self._weighed(g, self._equivalent().y)
 
+    def leverage_and_variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
+        weights = [self._equivalent().y, *(self._equivalent(damping).variance_weights for damping in dampings)]
+        return np.maximum(self._weighed(g, np.stack(weights, axis=1)), 0.0)
+
     def describe(self) -> str:
         return f"random projection of {self.S.n_parameters:,} to {self.S.dim:,} dimensions"
 
