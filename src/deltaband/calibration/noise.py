@@ -18,8 +18,8 @@ from ..validation import describe
 ROWS_AT_LEAST = 60  # from which v is learnt; from fewer it is constant
 SMALLEST_RESIDUAL = 1e-3  # of the mean: a row that the network has learnt by heart says nothing more
 MANY_ROWS = 5_000  # from which on trees may learn faster
-BAGS = 4  # each of half of the rows
-BOOSTING = {"max_iter": 60, "max_leaf_nodes": 15, "min_samples_leaf": 10, "max_features": 0.5}
+BAGS = 8  # each of half of the rows
+BOOSTING = {"max_iter": 40, "max_leaf_nodes": 15, "min_samples_leaf": 8, "max_features": 0.5}
 NODE_TYPES = {"feature": np.int32, "threshold": float, "left": np.int32, "right": np.int32, "value": float}
 
 
@@ -70,12 +70,13 @@ class BoostedNoise:
         return cls(baseline, **fields, depth=max(int(nodes["depth"].max()) for nodes in trees))
 
     def log(self, x: Inputs, features: np.ndarray) -> np.ndarray:
-        tree, rows = np.arange(len(self.value)), np.arange(len(features))[:, None]
-        at = np.zeros((len(features), len(tree)), dtype=np.int32)
+        first = np.arange(0, self.value.size, self.value.shape[1])  # where each tree begins in the flat arrays
+        row = np.arange(0, features.size, features.shape[1])[:, None]
+        at = np.broadcast_to(first, (len(features), len(first)))
         for _ in range(self.depth):
-            goes_left = features[rows, self.feature[tree, at]] <= self.threshold[tree, at]
-            at = np.where(goes_left, self.left[tree, at], self.right[tree, at])
-        return self.baseline + self.value[tree, at].sum(axis=1)
+            goes_left = features.take(row + self.feature.take(at)) <= self.threshold.take(at)
+            at = first + np.where(goes_left, self.left.take(at), self.right.take(at))
+        return self.baseline + self.value.take(at).sum(axis=1)
 
 
 @dataclass(frozen=True, eq=False)
