@@ -291,7 +291,7 @@ class Estimator:
         Args:
             path: The file.
             weights: Whether to write the weights themselves.
-            sample: Whether to add up to 4,096 training rows, which `error_report` needs.
+            sample: Whether to add training rows, which `error_report` and `calibrate(noise="auto")` need.
         """
         storage.save(self, path, weights=weights, sample=sample)
 

@@ -134,8 +134,8 @@ class PredictionIntervals(Estimator):
             noise: "auto" learns how large the noise is from row to row: σ² = (1 + b·q_λ)·v^(2γ), where v(x) is learnt
                 from residuals of training rows, by gradient boosting (scikit-learn), and γ is chosen with λ and b. Rows
                 far from the training rows get the wider of the intervals with v and without. "none" takes it as the
-                same everywhere. Or v itself, as a scikit-learn regressor that is fitted to |residuals|, or as a
-                function of the inputs; these are in no file.
+                same everywhere. Or v itself, as a scikit-learn regressor of positive numbers that is fitted to
+                |residuals|, or as a function of the inputs; these are in no file.
             seed: Seed for drawing these rows; else for the folds of the interval score that `summary()` shows.
 
         Returns:
@@ -222,7 +222,7 @@ class PredictionIntervals(Estimator):
         return self._like(x, self._original(self._evaluate(x)[0]))
 
     def predict_mean_and_scale(self, x: Any) -> tuple[Any, Any]:
-        """Return ŷ and σ(x), which the width of an interval is proportional to: √(1 + q), or √(1 + b·q) calibrated.
+        """Return ŷ and σ(x), which the width is proportional to: √(1 + q), or calibrated √(1 + b·q)·v^γ.
 
         After `calibrate` with `tune=True` it is the scale that the calibration rows alone would choose. A conformal
         quantile of your own with this scale should be taken on other rows: on the same ones the guarantee is lost.

@@ -135,15 +135,35 @@ def test_trees_as_arrays_are_those_of_scikit_learn(n):
     r = np.abs(rng.standard_normal(n)) * (1 + X[:, 0] ** 2)
     found = BoostedNoise.fit(X, r).log(NO_INPUTS, X)
     halves, expected = np.random.default_rng(0), np.zeros(n)
-    target = np.maximum(r / r.mean(), SMALLEST_RESIDUAL)
+    order = np.lexsort([*X.T, r])
+    new, X = X, X[order]
+    target = np.maximum(r[order] / r.mean(), SMALLEST_RESIDUAL)
     for bag in range(BAGS):
         rows = halves.permutation(n)[: (n + 1) // 2]
         rate = 0.05 if n < 5000 else 0.1
         model = HistGradientBoostingRegressor(
             loss="gamma", learning_rate=rate, early_stopping=False, random_state=bag, **BOOSTING
         )
-        expected += np.log(model.fit(X[rows], target[rows]).predict(X)) / BAGS
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+        expected += np.log(model.fit(X[rows], target[rows]).predict(new)) / BAGS
+    np.testing.assert_allclose(found, np.clip(expected, *np.log([target.min(), target.max()])), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+def test_what_is_learnt_stays_within_the_residuals_even_where_most_are_zero(share):
+    rng = np.random.default_rng(2)
+    X = rng.standard_normal((400, 3))
+    r = np.abs(rng.standard_normal(400)) * (rng.random(400) < share)
+    log_v = BoostedNoise.fit(X, r).log(NO_INPUTS, rng.standard_normal((1000, 3)))
+    assert log_v.min() >= np.log(SMALLEST_RESIDUAL)
+    assert log_v.max() <= np.log(r.max() / r.mean())
+
+
+def test_the_order_of_the_rows_does_not_matter():
+    rng = np.random.default_rng(3)
+    X, r = rng.standard_normal((300, 3)), rng.exponential(size=300)
+    order = rng.permutation(300)
+    one, other = BoostedNoise.fit(X, r), BoostedNoise.fit(X[order], r[order])
+    np.testing.assert_allclose(one.log(NO_INPUTS, X), other.log(NO_INPUTS, X), rtol=1e-12)
 
 
 def test_learnt_noise_is_nearly_as_good_as_the_true_one(band):
@@ -264,6 +284,83 @@ def test_features_of_a_table_are_its_columns_and_of_others_what_the_last_layer_i
     assert Network(nn.Sequential(nn.Conv1d(2, 1, 5), nn.Flatten())).features(x).shape == (7, 0)
 
 
+class RowByRow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return torch.stack([self.layer(row.mean(dim=0)) for row in x])
+
+
+class SequenceFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+
+    def forward(self, x):
+        return self.layers(x.permute(1, 0, 2)).mean(dim=0)
+
+
+@pytest.mark.parametrize("model", [RowByRow(), SequenceFirst()], ids=["row by row", "sequence first"])
+@pytest.mark.parametrize("b", [1, 4, 6])
+def test_a_dimension_that_is_as_long_as_the_rows_by_chance_holds_no_features(model, b):
+    assert Network(model).features(torch.randn(b, 4, 6)).shape == (b, 0)
+    X, y = torch.randn(b + 100, 4, 6), torch.randn(b + 100)
+    band = PredictionIntervals(model, damping=100.0, engine=Exact())
+    band.partial_fit(X[:b], y[:b]).partial_fit(X[b:], y[b:]).calibrate(X[b:] + 0.1, y[b:], noise="auto")
+    assert torch.isfinite(band.predict(X[:b]).upper).all()
+
+
+class Moments(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.layer(torch.stack([x.mean(dim=1), x.std(dim=1)], dim=1))
+
+
+def test_rows_of_several_lengths_have_noise_by_their_prediction_alone():
+    parts = [(torch.randn(40, length), torch.randn(40)) for length in (5, 6, 7)]
+    band = PredictionIntervals(Moments(), damping=10.0).fit(parts, progress=False)
+    band.calibrate([(x + 0.1, y) for x, y in parts], noise="auto")
+    one = PredictionIntervals(band.model, damping=10.0).fit(torch.randn(100, 5), torch.randn(100), progress=False)
+    one.calibrate(torch.randn(60, 5), torch.randn(60), noise="auto")
+    for length in (5, 12):
+        for each in (band, one):
+            assert torch.isfinite(each.predict(torch.randn(9, length)).upper).all()
+
+
+def test_a_function_is_given_a_copy_of_what_the_network_is_given():
+    given = []
+
+    def noise(x):
+        given.append((x["a"].dtype, sorted(x)))
+        return x["a"].mul_(2.0)[:, 0].abs() + 1.0
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, a, b):
+            return self.layer(a + b)
+
+    X = {"a": np.random.default_rng(0).normal(size=(100, 2)), "b": np.zeros((100, 2))}
+    before = X["a"].copy()
+    band = PredictionIntervals(Named(), damping=1.0).fit(X, np.zeros(100), progress=False)
+    band.calibrate({name: each[:50] + 0.1 for name, each in X.items()}, np.ones(50), noise=noise)
+    band.predict(X)
+    np.testing.assert_array_equal(X["a"], before)
+    assert set(map(str, given)) == {"(torch.float32, ['a', 'b'])"}
+
+
+def test_columns_of_double_precision_keep_their_digits():
+    table = torch.tensor([[1.7e9], [1.7e9 + 1]], dtype=torch.float64)
+    np.testing.assert_array_equal(Network(nn.Linear(1, 1).double()).features(table), table.numpy())
+
+
 def test_images_have_learnt_noise_too():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 1))
@@ -282,7 +379,7 @@ def test_nothing_is_kept_where_it_is_not_wanted():
     band = fitted(200, noise="none")
     assert len(band.fits_[0].residuals) == 0
     band.calibrate(*noisy(100, 1), noise="auto")
-    assert "0 residuals of training rows are too few" in band.summary()
+    assert "the fit kept no residuals" in band.summary()
 
 
 def test_too_few_rows_have_the_same_noise_everywhere():
@@ -303,10 +400,11 @@ class Negative(LinearRegression):
     [
         ("always", "noise must be 'auto', 'none', a regressor or a function of the inputs, got 'always'"),
         (3.0, "noise must be 'auto', 'none', a regressor or a function"),
-        (lambda X: np.zeros(len(X)), "must be positive and finite; it is 0 in row 0"),
-        (lambda X: np.full(len(X), np.nan), "must be positive and finite; it is nan in row 0"),
+        (lambda X: np.zeros(len(X)), "must be positive and finite, from 1e-100 to 1e\\+100; it is 0 in row 0"),
+        (lambda X: np.full(len(X), np.nan), "positive and finite.*; it is nan in row 0"),
+        (lambda X: np.full(len(X), 1e200), "from 1e-100 to 1e\\+100; it is 1e\\+200 in row 0"),
         (lambda X: np.ones(3), "must return one number per row"),
-        (Negative(), "noise=Negative must be positive and finite; it is -1 in row 0"),
+        (Negative(), "noise=Negative must be positive and finite.*; it is -1 in row 0"),
     ],
 )
 def test_bad_noise_is_refused_and_changes_nothing(band, noise, message):

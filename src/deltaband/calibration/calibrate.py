@@ -100,8 +100,8 @@ class Calibration:
 def _with_noise(
     noise: Sequence[Noise], network: Network, x: Inputs, outputs: np.ndarray, q: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    base = network.features(x)
-    log_v = [each.log(x, with_output(base, outputs[:, o])) for o, each in enumerate(noise)]
+    base, prepared = network.features(x), network.prepare(x)
+    log_v = [each.log(prepared, with_output(base, outputs[:, o])) for o, each in enumerate(noise)]
     return [np.column_stack(pair) for pair in zip(q, log_v, strict=True)]
 
 

@@ -17,6 +17,7 @@ from ..validation import describe
 
 ROWS_AT_LEAST = 60  # from which v is learnt; from fewer it is constant
 SMALLEST_RESIDUAL = 1e-3  # of the mean: a row that the network has learnt by heart says nothing more
+LARGEST_NOISE = 1e100
 MANY_ROWS = 5_000  # from which on trees may learn faster
 BAGS = 8  # each of half of the rows
 BOOSTING = {"max_iter": 40, "max_leaf_nodes": 15, "min_samples_leaf": 8, "max_features": 0.5}
@@ -41,15 +42,19 @@ class BoostedNoise:
     right: np.ndarray
     value: np.ndarray  # (trees, nodes)
     depth: int
+    n_columns: int
+    lowest: float  # log v is cut off at what there was among the training rows
+    highest: float
 
     @classmethod
     def fit(cls, features: np.ndarray, residuals: np.ndarray) -> Self:  # (n, k), (n,)
-        """Learn v; columns and |residuals| are those of training rows."""
+        """Learn v; columns and |residuals| are those of training rows, in any order."""
         try:
             from sklearn.ensemble import HistGradientBoostingRegressor
         except ImportError as error:
             raise ImportError("noise='auto' needs scikit-learn: pip install 'deltaband[sklearn]'") from error
-        target = np.maximum(residuals / residuals.mean(), SMALLEST_RESIDUAL)
+        order = np.lexsort([*features.T, residuals])  # bags must not depend on the order in which rows came
+        features, target = features[order], np.maximum(residuals[order] / residuals.mean(), SMALLEST_RESIDUAL)
         rng, baseline, trees = np.random.default_rng(0), 0.0, []
         rate = 0.05 if len(target) < MANY_ROWS else 0.1
         for bag in range(BAGS):
@@ -67,16 +72,21 @@ class BoostedNoise:
             fields["left"][t, :n] = np.where(leaf, own, nodes["left"])
             fields["right"][t, :n] = np.where(leaf, own, nodes["right"])
             fields["value"][t, :n] = np.where(leaf, nodes["value"] / BAGS, 0.0)
-        return cls(baseline, **fields, depth=max(int(nodes["depth"].max()) for nodes in trees))
+        depth, limits = max(int(nodes["depth"].max()) for nodes in trees), np.log([target.min(), target.max()])
+        return cls(baseline, **fields, depth=depth, n_columns=features.shape[1], lowest=limits[0], highest=limits[1])
 
     def log(self, x: Inputs, features: np.ndarray) -> np.ndarray:
+        if self.n_columns == 1:  # of rows of several formats only the output was used
+            features = np.ascontiguousarray(features[:, -1:])
+        elif features.shape[1] != self.n_columns:  # such rows were not among the training rows
+            return np.full(len(features), self.baseline)
         first = np.arange(0, self.value.size, self.value.shape[1])  # where each tree begins in the flat arrays
         row = np.arange(0, features.size, features.shape[1])[:, None]
         at = np.broadcast_to(first, (len(features), len(first)))
         for _ in range(self.depth):
             goes_left = features.take(row + self.feature.take(at)) <= self.threshold.take(at)
             at = first + np.where(goes_left, self.left.take(at), self.right.take(at))
-        return self.baseline + self.value.take(at).sum(axis=1)
+        return np.clip(self.baseline + self.value.take(at).sum(axis=1), self.lowest, self.highest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +98,22 @@ class GivenNoise:
     takes_features: bool
 
     def log(self, x: Inputs, features: np.ndarray) -> np.ndarray:
-        given = features if self.takes_features else x.tensors[0] if x.single else x.tensors
+        tensors = tuple(tensor.clone() for tensor in x.tensors)
+        given: Any = (
+            tensors[0] if x.single else tensors if x.names is None else dict(zip(x.names, tensors, strict=True))
+        )
+        given = features if self.takes_features else given
         v = as_tensor(self.function(given), f"the noise that {self.name} returns").cpu().double().numpy()
         if v.shape not in ((len(x),), (len(x), 1)):
             raise ValueError(f"noise={self.name} must return one number per row, {len(x)}, got shape {v.shape}")
         v = v.reshape(len(x))
-        if not (np.isfinite(v) & (v > 0)).all():
-            row = int(np.argmin(np.isfinite(v) & (v > 0)))
-            raise ValueError(f"noise={self.name} must be positive and finite; it is {v[row]:g} in row {row}")
+        good = (v >= 1 / LARGEST_NOISE) & (v <= LARGEST_NOISE)
+        if not good.all():
+            row, expected = (
+                int(np.argmin(good)),
+                f"positive and finite, from {1 / LARGEST_NOISE:g} to {LARGEST_NOISE:g}",
+            )
+            raise ValueError(f"noise={self.name} must be {expected}; it is {v[row]:g} in row {row}")
         return np.log(v)
 
 
@@ -116,10 +134,13 @@ def learn(noise: Any, fit: Fit) -> list[Noise] | str:
         if not callable(noise):
             raise TypeError(f"noise must be 'auto', 'none', a regressor or a function, got {describe(noise)}")
         return [GivenNoise(getattr(noise, "__name__", repr(noise)), noise, False)] * fit.n_outputs
+    if len(fit.residuals) == 0:
+        return "the fit kept no residuals (noise='none', little memory, or a file saved without sample=True)"
     if len(fit.residuals) < ROWS_AT_LEAST:
         return f"{len(fit.residuals)} residuals of training rows are too few to learn the noise from"
-    (piece,) = fit.residuals.pieces
-    base, outputs, residuals = (tensor.numpy() for tensor in piece.tensors)
+    columns_of = zip(*([tensor.numpy() for tensor in piece.tensors] for piece in fit.residuals.pieces), strict=True)
+    bases, outputs, residuals = next(columns_of), *(np.concatenate(parts) for parts in columns_of)
+    base = bases[0] if len(bases) == 1 else np.zeros((len(outputs), 0))
     learnt: list[Noise] = []
     for o in range(fit.n_outputs):
         columns, r = with_output(base, outputs[:, o]), residuals[:, o]

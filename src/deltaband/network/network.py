@@ -267,10 +267,11 @@ class Network:
                 self._try(x)  # explains what is wrong, if the first rows are
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
 
-    def features(self, x: Any) -> np.ndarray:  # (b, k) float32
+    def features(self, x: Any) -> np.ndarray:  # (b, k)
         """Return the rows of a table as they are, and of other inputs what the last linear layer is given.
 
-        Positions of a sequence or an image are averaged. A network without linear layers has no features.
+        Positions of a sequence or an image are averaged. A network without linear layers, or whose last one does not
+        have the rows in its first dimension, has no features.
         """
         x = self.prepare(x)
         if len(x.tensors) == 1 and x.tensors[0].ndim == 2 and x.tensors[0].is_floating_point():
@@ -281,16 +282,23 @@ class Network:
         given: list[Tensor] = []
 
         def record(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            given.extend(each.detach() for each in arguments[:1] if len(each) == len(x))
+            given.extend(each.detach() for each in arguments[:1])
 
         layers = [layer for layer in self.eval_copy.modules() if isinstance(layer, nn.Linear)]
         handles = [layer.register_forward_pre_hook(record) for layer in layers]
+        few = x[:1] if len(x) > 1 else Inputs.cat([x, x])
         try:
+            self.outputs(few)
+            of_few = list(given)
+            given.clear()
             self.outputs(x)
         finally:
             for handle in handles:
                 handle.remove()
-        last = given[-1] if given else torch.zeros(len(x), 1, 0)
+        # another number of rows tells whether the first dimension holds them, or is as long by chance
+        if not given or len(given) != len(of_few) or (len(of_few[-1]), len(given[-1])) != (len(few), len(x)):
+            return torch.zeros(len(x), 0)
+        last = given[-1]
         return last.reshape(len(x), math.prod(last.shape[1:-1]), last.shape[-1]).mean(dim=1)
 
     def _answer(self, x: Inputs) -> Tensor:
@@ -300,10 +308,10 @@ class Network:
 
 
 def _reduced(values: Tensor) -> Tensor:
-    values, k = values.cpu().float(), values.shape[1]
+    values, k = values.cpu(), values.shape[1]
     if k <= MAX_FEATURES:
-        return values
-    return values @ torch.randn(k, MAX_FEATURES, generator=torch.Generator().manual_seed(k)) / k**0.5
+        return values if values.dtype == torch.float64 else values.float()
+    return values.float() @ torch.randn(k, MAX_FEATURES, generator=torch.Generator().manual_seed(k)) / k**0.5
 
 
 def _gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)

@@ -190,7 +190,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         bounds = network.units.to_original_bounds(*interval_arrays(found, np.float64))
         lower, upper = (bound.reshape(found.lower.shape) for bound in bounds)
         middle = mean if lower.ndim == mean.ndim else mean[..., None]  # rounding may have put it outside
-        return Intervals(mean, np.minimum(lower, middle), np.maximum(upper, middle), found.level)
+        return Intervals(mean, np.minimum(lower, middle), np.maximum(upper, middle), found.level, found.far)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
