@@ -143,7 +143,7 @@ class ClassificationIntervals(Estimator):
         heads = [
             log_odds if binary else log_odds_of_prediction if predicted else _log_odds_of(fit.outputs) for fit in fits
         ]
-        s, values = self.spec.evaluate(fits, x, heads, functions)
+        s, values = self.spec.evaluate(fits, x, functions, heads=heads)
         classes: Any = tuple(c for fit in fits for c in fit.outputs)
         if len(s) == 0:
             s = np.zeros((0, 1 if predicted else len(classes)))

@@ -7,7 +7,14 @@ from .validation import check_int, check_non_negative
 
 # The factor of n·weight_decay, for coupled weight decay. The optimiser adds wd·w to the gradient of the loss, so the
 # objective is loss + wd/2·‖w‖²; λ is what stands before ‖w‖² once the loss is scaled to the sum of squares.
-WEIGHT_DECAY_FACTORS = {"mean": 1 / 2, "half_mean": 1.0, "sum": 1 / 2, "cross_entropy": 1.0}
+WEIGHT_DECAY_FACTORS = {
+    "mean": 1 / 2,
+    "half_mean": 1.0,
+    "sum": 1 / 2,
+    "weighted_mean": 1 / 2,
+    "gaussian_nll": 1.0,
+    "cross_entropy": 1.0,
+}
 LOSSES_PER_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
 SMALLEST_VALUE, LARGEST_VALUE = 1e-100, 1e100  # their squares are still finite and positive
 TYPICAL_RELATIVE_DAMPING = 1e-4  # λ over the largest eigenvalue of JᵀJ, where nothing is known
@@ -20,7 +27,8 @@ class Damping:
     Args:
         damping: λ itself.
         weight_decay: The weight decay of the training, from which λ follows.
-        loss: The loss of the training: "mean", "half_mean" or "sum" of squared errors, or "cross_entropy".
+        loss: The loss of the training: "mean", "half_mean" or "sum" of squared errors (times the rows' weights, if they
+            have some), "weighted_mean", which is divided by the sum of the weights, "gaussian_nll" or "cross_entropy".
         batch_size: The batch size of the training, for `loss="sum"` only.
 
     Example:
@@ -37,7 +45,8 @@ class Damping:
         if self.weight_decay is not None and self.damping is not None:
             raise ValueError("give weight_decay or damping, not both: damping = λ is what weight_decay is turned into")
         if self.loss not in list(WEIGHT_DECAY_FACTORS):
-            raise ValueError(f"loss must be 'mean', 'half_mean' or 'sum' (of squared errors), got {self.loss!r}")
+            known = ", ".join(map(repr, WEIGHT_DECAY_FACTORS))
+            raise ValueError(f"loss must be one of {known} (the first four of squared errors), got {self.loss!r}")
         if (self.loss == "sum") != (self.batch_size is not None):
             rule = "λ = n·weight_decay/(2·batch_size)"
             raise ValueError(f"loss='sum' needs batch_size=, and batch_size goes with loss='sum' alone: {rule}")
@@ -56,13 +65,14 @@ class Damping:
         """Return the arguments that say what was minimised; a classifier has none."""
         return {} if self.loss == "cross_entropy" else {"loss": self.loss, "batch_size": self.batch_size}
 
-    def at(self, n_rows: int | None, n_outputs: int = 1) -> float | None:
-        """Return λ for a number of training rows and of outputs of the network; None if it is unknown."""
+    def at(self, n_rows: int | None, n_outputs: int = 1, total_weight: float | None = None) -> float | None:
+        """Return λ for a number of training rows, of outputs of the network, and a sum of weights; None if unknown."""
         if self.damping is not None:
             return float(self.damping)
-        if self.weight_decay is None or n_rows is None:
+        rows = total_weight if self.loss == "weighted_mean" else n_rows
+        if self.weight_decay is None or rows is None:
             return None
-        terms = n_rows if self.loss in LOSSES_PER_ROW else n_rows * n_outputs
+        terms = rows if self.loss in LOSSES_PER_ROW else rows * n_outputs
         return terms * float(self.weight_decay) * WEIGHT_DECAY_FACTORS[self.loss] / (self.batch_size or 1)
 
     def __str__(self) -> str:
@@ -75,5 +85,6 @@ class Damping:
         if self.weight_decay is None:
             return "not given"
         n = "n" if n_outputs == 1 else "n·m"
-        rules = {"mean": f"{n}·wd/2", "half_mean": f"{n}·wd", "sum": f"n·wd/(2·{self.batch_size})"}
-        return f"{rules.get(self.loss, 'n·wd')}, weight decay {self.weight_decay:g}"
+        rules = {"mean": f"{n}·wd/2", "sum": f"n·wd/(2·{self.batch_size})", "weighted_mean": "Σw·wd/2"}
+        rule = rules.get(self.loss, "n·wd" if self.loss in LOSSES_PER_ROW else f"{n}·wd")
+        return f"{rule}, weight decay {self.weight_decay:g}"

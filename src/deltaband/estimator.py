@@ -46,6 +46,7 @@ class Estimator:
         data: Any,
         y: Any = None,
         *,
+        sample_weight: Any = None,
         n_rows: int | None = None,
         progress: bool = True,
         checkpoint: str | Path | None = None,
@@ -57,6 +58,9 @@ class Estimator:
         Args:
             data: A loader of batches `(x, y)`, or the inputs `X` with their targets `y`.
             y: The targets of `X`; labels for a classifier.
+            sample_weight: The weights of the rows of `X` in the training loss, (n,), or (n, m) for m outputs: a row of
+                weight w has the noise variance s²/w. Rows of weight zero are left out. Batches of a loader have them as
+                what the `batch` function returns third.
             n_rows: How many rows a loader without a length gives, for an engine that needs λ from the first row on.
             progress: Whether to show a progress bar.
             checkpoint: A file for the state of the fit. Whatever ends the fit, the same call resumes from there, over
@@ -74,8 +78,8 @@ class Estimator:
             ArtefactError: If the checkpoint belongs to another fit.
             DistributedFitError: If another process has failed.
         """
-        self.spec.networks.forget()
-        read = partial(self.spec.read, data, y, n_rows)
+        self.spec.forget()
+        read = partial(self.spec.read, data, y, n_rows, sample_weight=sample_weight)
         group = ProcessGroup(distributed)
         fits, kept = driver.fit(self.spec, read, progress, checkpoint, checkpoint_every, group)
         if messages := self.spec.task.warnings(fits):
@@ -85,7 +89,9 @@ class Estimator:
             kept.remove()
         return self
 
-    def partial_fit(self, data: Any, y: Any = None, *, n_rows: int | None = None, progress: bool = False) -> Self:
+    def partial_fit(
+        self, data: Any, y: Any = None, *, sample_weight: Any = None, n_rows: int | None = None, progress: bool = False
+    ) -> Self:
         """Take in some of the training rows, after those of `fit`, `load` or earlier calls: all parts are one fit.
 
         The fit is completed when a result is requested. New rows end a calibration, with a warning.
@@ -93,16 +99,17 @@ class Estimator:
         Args:
             data: As in `fit`.
             y: As in `fit`.
+            sample_weight: As in `fit`.
             n_rows: How many rows there will be in all, if known: it helps `engine="auto"` to choose.
             progress: Whether to show a progress bar.
 
         Returns:
             The estimator itself.
         """
-        self.spec.networks.forget()
+        self.spec.forget()
         with FINISHING:
             so_far = self._partial or (driver.resumed(self.spec, self._fits) if self._fits else ())
-            batches = self.spec.read(data, y)
+            batches = self.spec.read(data, y, sample_weight=sample_weight)
             self._take_in(so_far, driver.partial_fit(self.spec, so_far, batches, n_rows, progress))
         return self
 
@@ -120,8 +127,8 @@ class Estimator:
         """
         if type(other) is not type(self):
             raise TypeError(f"merge takes another {type(self).__name__}, got {type(other).__name__}")
-        self.spec.networks.forget()
-        other.spec.networks.forget()
+        self.spec.forget()
+        other.spec.forget()
         driver.check_mergeable((self.spec, self.fits_), (other.spec, other.fits_))
         mine, theirs = driver.resumed(self.spec, self.fits_), driver.resumed(other.spec, other.fits_)
         if mine[0].shares_rows(theirs[0].record.hashes()):
@@ -163,7 +170,7 @@ class Estimator:
         """The fits: one, or with `per_output=True` one per output; a `NotFittedError` before there is one."""
         with FINISHING:
             if self._partial:
-                self.spec.networks.forget()
+                self.spec.forget()
                 if self.spec.network().fingerprint != self._partial[0].start.weights:
                     raise ValueError("the model's weights have changed before the fit was completed: restore them")
                 try:

@@ -9,22 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .calibration import calibrate
+from .calibration import Calibration, calibrate
 from .damping import Damping
-from .data.batches import read_targets
+from .data.batches import read_targets, with_extras
 from .data.inputs import Inputs
 from .data.row_record import pair_hashes
-from .engines import Covariance, Engine
+from .engines import Engine
 from .errors import warn
 from .estimator import Estimator
-from .fitting.fit import Fit, RowFunction, formula_bounds
-from .fitting.spec import FitSpec, parse_engine
+from .fitting.fit import Fit
+from .fitting.formula import Formula, compared
+from .fitting.spec import FitSpec, all_outputs, parse_engine
 from .fitting.tasks import Regression
 from .network.model_copy import ParameterChoice
 from .results import Intervals, Side, like, parse_levels
 from .storage.encoding import storable
-from .target_transform import TargetTransform
-from .validation import check_choice, check_int, check_ints
+from .validation import check_choice, check_int
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -48,7 +48,8 @@ class PredictionIntervals(Estimator):
     "sum"         sum of squares over the batch             n·wd/(2b)
     ============  =======================================  =============
 
-    or is given as `damping`. Only squared losses are covered. A mean over m outputs has n·m instead of n.
+    or is given as `damping`. Squares may be weighted (`fit(..., sample_weight=)`): "weighted_mean" is a sum divided by
+    that of the weights, Σw·wd/2. "gaussian_nll" is n·wd. A mean over m outputs has n·m instead of n.
 
     A network with m outputs gets an interval for each. JᵀJ sums over the outputs, as the training loss did: weights
     that they share have learnt from all of them. The model itself is never changed, nor switched to eval mode: all
@@ -58,7 +59,7 @@ class PredictionIntervals(Estimator):
         model: The trained network.
         weight_decay: The coupled weight decay of the optimiser.
         damping: λ itself, instead of `weight_decay`.
-        loss: What was minimised: "mean", "half_mean" or "sum".
+        loss: What was minimised: "mean", "half_mean", "sum", "weighted_mean" or "gaussian_nll".
         batch_size: The batch size of the training, for `loss="sum"`.
         engine: "auto", or one of `Exact()`, `Nystrom(landmarks)`, `RandomProjection(dim)`,
             `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`. "auto" is exact
@@ -76,6 +77,11 @@ class PredictionIntervals(Estimator):
             `inverse_transform`. `fit` and `calibrate` take targets as the network was trained on, `predict` answers
             in the original units.
         noise: Whether `fit` keeps some residuals ("auto"), at most 20,000, so that `calibrate` can learn the noise.
+        variance: For a network that predicts the variance of its noise, as one trained with `GaussianNLLLoss`: what it
+            returns after the mean, "variance", "log_variance" or "std", in a tuple or in columns; or a function that
+            picks the variance from what the model returns, beside `output`. The loss is "gaussian_nll" by default.
+        quantiles: For a network trained for quantiles with pinball loss: the levels of the three it returns, such as
+            (0.05, 0.5, 0.95). `calibrate` it before `predict`.
 
     Example:
         >>> band = PredictionIntervals(model, weight_decay=1e-2).fit(X, y)  # doctest: +SKIP
@@ -88,7 +94,7 @@ class PredictionIntervals(Estimator):
         *,
         weight_decay: float | None = None,
         damping: float | None = None,
-        loss: Literal["mean", "half_mean", "sum"] = "mean",
+        loss: Literal["mean", "half_mean", "sum", "weighted_mean", "gaussian_nll"] | None = None,
         batch_size: int | None = None,
         engine: Engine | Literal["auto"] = "auto",
         memory: float | None = None,
@@ -99,20 +105,25 @@ class PredictionIntervals(Estimator):
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
         target_transform: Any = None,
         noise: Literal["auto", "none"] = "auto",
+        variance: Literal["variance", "log_variance", "std"] | Callable[[Any], Tensor] | None = None,
+        quantiles: Sequence[float] | None = None,
     ) -> None:
-        rule = Damping(damping, weight_decay, loss, batch_size)
+        rule = Damping(damping, weight_decay, loss or ("mean" if variance is None else "gaussian_nll"), batch_size)
         if loss == "cross_entropy":  # type: ignore[comparison-overlap]
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
-        refusal = "outputs must be the number of an output or a list of numbers"
-        chosen = None if outputs is None else check_ints(outputs, refusal)
-        units = None if target_transform is None else TargetTransform.of(target_transform)
-        check_choice(noise, "noise", ("auto", "none"))
-        single = isinstance(outputs, int | np.integer)
-        self._task = Regression(chosen, single, per_output, units, keeps_residuals=noise == "auto")
+        self._task = Regression.of(outputs, per_output, target_transform, noise, variance, quantiles)
         super().__init__(FitSpec(model, self._task, rule, parse_engine(engine), memory, parameters, output, batch))
 
     def calibrate(
-        self, data: Any, y: Any = None, *, tune: bool = True, joint: bool = False, noise: Any = "none", seed: int = 0
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        tune: bool = True,
+        joint: bool = False,
+        noise: Any = "none",
+        sample_weight: Any = None,
+        seed: int = 0,
     ) -> Self:
         """Calibrate the intervals on held-out rows, so that they cover as often as they say.
 
@@ -136,6 +147,8 @@ class PredictionIntervals(Estimator):
                 far from the training rows get the wider of the intervals with v and without. "none" takes it as the
                 same everywhere. Or v itself, as a scikit-learn regressor of positive numbers that is fitted to
                 |residuals|, or as a function of the inputs; these are in no file.
+            sample_weight: Weights of the rows, if their noise variances are to count as s²/w here, too; `predict` then
+                takes them as well.
             seed: Seed for drawing these rows; else for the folds of the interval score that `summary()` shows.
 
         Returns:
@@ -143,15 +156,13 @@ class PredictionIntervals(Estimator):
         """
         fits, spec = self.fits_, self.spec
         check_int(seed, "seed", 0)
-        spec.networks.forget()
-        fitted = [(fit, spec.fitted_network(fit)) for fit in fits]
-        spec.check_weights(fitted[0][1], fits[0])
+        spec.forget()
 
-        def residuals(outputs: np.ndarray, targets: Tensor) -> np.ndarray:
-            return self._task.select_targets(self.outputs_, targets, fits[0].n_returned).numpy() - outputs
+        def targets(given: Tensor) -> np.ndarray:
+            return self._task.select_targets(self.outputs_, given, fits[0].n_returned).numpy()
 
-        batches = spec.read(data, y)
-        calibration = calibrate(fitted, batches, residuals, tune=tune, joint=joint, noise=noise, seed=seed)
+        batches = spec.read(data, y, sample_weight=sample_weight)
+        calibration = calibrate(spec, fits, batches, targets, tune=tune, joint=joint, noise=noise, seed=seed)
         warn(*calibration.warnings())  # which may be errors: then nothing has changed
         self._calibration = calibration
         return self
@@ -163,6 +174,7 @@ class PredictionIntervals(Estimator):
         *,
         kind: Literal["observation", "mean"] = "observation",
         side: Side = "both",
+        sample_weight: Any = None,
     ) -> Intervals:
         """Return intervals for the rows of `x`.
 
@@ -172,6 +184,7 @@ class PredictionIntervals(Estimator):
             kind: "observation" for a new observation: formula (2) of the paper, or conformal after `calibrate`. "mean"
                 for the confidence band of the regression function itself, by the formula with √q instead of √(1 + q).
             side: "upper" and "lower" give one bound at the level; the other is infinite.
+            sample_weight: Weights of the rows, as in `fit`: their noise variances are s²/w.
 
         Returns:
             The predictions with their bounds.
@@ -181,36 +194,30 @@ class PredictionIntervals(Estimator):
             ValueError: If the formula has no answer, because λ is not known or n − p* ≤ 0: calibrate then.
         """
         levels = parse_levels(level)
-        if not isinstance(kind, str) or kind not in ("observation", "mean"):
-            raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
-        if not isinstance(side, str) or side not in ("both", "lower", "upper"):
-            raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
-        fits, calibration = self.fits_, self._calibration if kind == "observation" else None
-        functions = [self._formula(fit).variance for fit in fits] if calibration is None else calibration.row_functions
-        outputs, q = self._evaluate(x, functions)
-        far = None
-        units = self._task.units
+        check_choice(kind, "kind", ("observation", "mean"))
+        check_choice(side, "side", ("both", "lower", "upper"))
+        fits, units = self.fits_, self._task.units
+        method = self._method(kind)
+        X = with_extras(Inputs.of(x), sample_weight)
+        outputs, to, rows = compared(self.spec, fits, method, X)
         if side != "both" and units is not None and units.is_decreasing(outputs):
             side = "lower" if side == "upper" else "upper"
-        if calibration is not None:
-            known = calibration.known(self.spec.network(), Inputs.of(x), outputs, q)
-            far, (lower, upper) = known.far, calibration.bounds(known, levels, side)
+        lower, upper = method.bounds(rows, levels, side)
+        if isinstance(method, Calibration):
             # residuals may be tied, and the same output differ by a rounding from batch to batch
             slack = 2 * torch.finfo(fits[0].dtype).eps * np.abs(outputs)[:, :, None]
             lower, upper = lower - slack, upper + slack
-        else:
-            lower, upper = formula_bounds(fits, np.stack(q, axis=1), levels, side, noise=kind == "observation")
-        lower, upper = outputs[:, :, None] + lower, outputs[:, :, None] + upper
+        lower, upper = to.centre[:, :, None] + lower, to.centre[:, :, None] + upper
         if np.ndim(level) == 0:
             lower, upper = lower[:, :, 0], upper[:, :, 0]
         if units is not None:
-            lower, upper = units.to_original_bounds(outputs, lower, upper)
+            lower, upper = units.to_original_bounds(to.mean, lower, upper)
         return Intervals(
-            self._like(x, self._original(outputs)),
+            self._like(x, self._original(to.mean)),
             self._like(x, lower, -np.inf),
             self._like(x, upper, np.inf),
             levels[0] if np.ndim(level) == 0 else levels,
-            None if far is None else like(x, far, torch.bool),
+            None if rows.far is None else like(x, rows.far, torch.bool),
         )
 
     def predict_mean(self, x: Any) -> Any:
@@ -219,10 +226,12 @@ class PredictionIntervals(Estimator):
         Args:
             x: Inputs.
         """
-        return self._like(x, self._original(self._evaluate(x)[0]))
+        return self._like(x, self._original(self.spec.evaluate(self.fits_, x)[0]))
 
     def predict_mean_and_scale(self, x: Any) -> tuple[Any, Any]:
         """Return ŷ and σ(x), which the width is proportional to: √(1 + q), or calibrated √(1 + b·q)·v^γ.
+
+        With a network that predicts its own variance u² it is u·√(1 + q/u²), likewise.
 
         After `calibrate` with `tune=True` it is the scale that the calibration rows alone would choose. A conformal
         quantile of your own with this scale should be taken on other rows: on the same ones the guarantee is lost.
@@ -233,14 +242,9 @@ class PredictionIntervals(Estimator):
         Returns:
             The predictions and their scales, of the kind of `x`.
         """
-        fits, calibration = self.fits_, self._calibration
-        if calibration is None:
-            outputs, q = self._evaluate(x, [self._covariance(fit).variance for fit in fits])
-            scale = np.sqrt(1 + np.stack(q, axis=1))
-        else:
-            outputs, q = self._evaluate(x, calibration.row_functions)
-            scale = calibration.conformal.scale(calibration.known(self.spec.network(), Inputs.of(x), outputs, q).q)
-        return self._like(x, self._original(outputs)), self._like(x, scale)
+        method = self._calibration or Formula(self._known_damping())
+        _, to, rows = compared(self.spec, self.fits_, method, Inputs.of(x))
+        return self._like(x, self._original(to.mean)), self._like(x, method.scale(rows))
 
     def variance(self, x: Any) -> Any:
         """Return q = gᵀ A⁻¹JᵀJA⁻¹ g, the variance of the prediction in units of the noise variance s².
@@ -250,7 +254,8 @@ class PredictionIntervals(Estimator):
         Args:
             x: Inputs; q of each row and output is of their kind.
         """
-        return self._like(x, np.stack(self._evaluate(x, [self._covariance(fit).variance for fit in self.fits_])[1], 1))
+        functions = [self._covariance(fit).variance for fit in self.fits_]
+        return self._like(x, np.stack(self.spec.evaluate(self.fits_, x, functions)[1], 1))
 
     def leverage(self, x: Any) -> Any:
         """Return h = gᵀ A⁻¹ g, how far a row is from what the training data determine; it grows where q may not.
@@ -258,7 +263,8 @@ class PredictionIntervals(Estimator):
         Args:
             x: Inputs; h of each row and output is of their kind.
         """
-        return self._like(x, np.stack(self._evaluate(x, [self._covariance(fit).leverage for fit in self.fits_])[1], 1))
+        functions = [self._covariance(fit).leverage for fit in self.fits_]
+        return self._like(x, np.stack(self.spec.evaluate(self.fits_, x, functions)[1], 1))
 
     def plot(
         self,
@@ -289,17 +295,14 @@ class PredictionIntervals(Estimator):
 
     @property
     def noise_std_(self) -> float | np.ndarray:
-        """s of each output, in the units of the target; NaN where n − p* ≤ 0 or λ is not known.
-
-        With a scaler as `target_transform` it is in the units of the network.
-        """
+        """s of each output; NaN where n − p* ≤ 0 or λ is not known. With a scaler it is in the units of the network."""
         noise = self._task.noise_std(self.fits_)
         return float(noise[0]) if self._is_single else noise
 
     @property
     def outputs_(self) -> tuple[int, ...]:
         """The outputs of the network that there are intervals for."""
-        return tuple(o for fit in self.fits_ for o in fit.outputs)
+        return all_outputs(self.fits_)
 
     def select_targets(self, y: Any) -> np.ndarray:
         """Return the targets (n, m) of the outputs that there are intervals for.
@@ -324,25 +327,22 @@ class PredictionIntervals(Estimator):
         """Whether results are numbers, not rows of them."""
         return self._task.single or self._fits[0].n_returned == 1
 
-    def _evaluate(self, x: Any, functions: Sequence[RowFunction] | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
-        fits = self.fits_
-        every = tuple(range(fits[0].n_returned))
-        heads = [None if fit.outputs == every else self._task.head(fit.outputs) for fit in fits]
-        return self.spec.evaluate(fits, x, heads, functions)
-
     def _original(self, outputs: np.ndarray) -> np.ndarray:
         return outputs if self._task.units is None else self._task.units.to_original(outputs)
 
     def _like(self, x: Any, values: np.ndarray, toward: float | None = None) -> Any:
         return like(x, values[:, 0] if self._is_single else values, self._fits[0].dtype, toward)
 
-    def _formula(self, fit: Fit) -> Covariance:
-        """Return the covariance, where formula (2) has an answer."""
-        covariance = self._covariance(fit)
-        freedom = float(fit.degrees_of_freedom.min())
-        if not freedom > 0:
-            raise ValueError(
-                f"n − p* = {freedom:.3g} leaves no degrees of freedom for the noise: the formula has no "
-                "answer for this network. Raise the damping, or calibrate on held-out data"
-            )
-        return covariance
+    def _known_damping(self) -> tuple[Fit, ...]:
+        """Return the fits, if they have a λ."""
+        for fit in self.fits_:
+            self._covariance(fit)
+        return self.fits_
+
+    def _method(self, kind: str) -> Calibration | Formula:
+        """Return what intervals follow from: the calibration, or the formula where it has an answer."""
+        if self._task.quantiles is not None and (kind == "mean" or self._calibration is None):
+            raise ValueError("the formula is for squared losses, not for quantiles: calibrate, and leave out kind=")
+        if kind == "observation" and self._calibration is not None:
+            return self._calibration
+        return Formula(self._known_damping(), noise=kind == "observation").checked()

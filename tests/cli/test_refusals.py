@@ -273,7 +273,7 @@ def test_weights_that_are_none_are_refused(refused, folder):
 
 
 def test_options_that_make_no_sense_are_refused(refused):
-    assert refused(2, "loss must be 'mean', 'half_mean' or 'sum'", *fit(*WD, "--loss", "huber"))
+    assert refused(2, "loss must be one of 'mean', 'half_mean', 'sum'", *fit(*WD, "--loss", "huber"))
     assert refused(2, "batch_size goes with loss='sum'", *fit(*WD, "--batch-size", 10))
     assert refused(2, "weight_decay must be a finite number", *fit("--weight-decay", "nan", "--out", "new.band"))
     assert refused(2, "is no key=value of exact, which has no settings", *fit(*WD, "--engine", "exact:rank=3"))

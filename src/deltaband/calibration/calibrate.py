@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,8 @@ from ..data.inputs import Inputs
 from ..data.row_record import pair_hashes, share_by_chance
 from ..engines import Covariance
 from ..fitting.fit import Bounds, Fit, RowFunction, evaluate_rows, left_out
+from ..fitting.formula import CROSSED, KnownRows
+from ..fitting.spec import FitSpec, Reference
 from ..metrics import interval_scores
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
@@ -26,14 +28,7 @@ DRIFT_P_VALUE = 1e-3  # below it, calibration and training rows are reported to 
 EXCESS_SEEN_SHARE = 0.05  # of rows, beyond chance, from which on training rows among others are reported
 SCORE_LEVEL = 0.95  # of the interval scores before and after
 
-Residuals = Callable[[np.ndarray, Tensor], np.ndarray]  # outputs (b, m), targets -> (b, m)
-
-
-class KnownRows(NamedTuple):
-    """What the bounds of rows follow from."""
-
-    q: list[np.ndarray]  # for each output (n, L), or (n, L + 1) with log v
-    far: np.ndarray  # (n,) bool
+Targets = Callable[[Tensor], np.ndarray]  # of a batch, any columns -> (b, m)
 
 
 @storable
@@ -46,6 +41,9 @@ class Calibration:
     conformal: EachOutput  # or AllOutputs
     guard: EachOutput | None  # the same without learnt noise, for rows far from the training rows
     noise: tuple[Noise, ...] | str  # v of each output, or why it is constant
+    weighted: bool  # whether the rows had weights
+    of_quantiles: bool  # whether the network predicts quantiles
+    crossed: int  # how many rows had them in the wrong order
     far: np.ndarray  # (m,) the leverage from which on a row is far
     score_before: float  # interval score on the calibration rows by the formula; NaN where it has no answer
     score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
@@ -55,6 +53,8 @@ class Calibration:
     n_rows: int
 
     def warnings(self) -> list[str]:
+        if self.crossed:
+            return [CROSSED.format(self.crossed, self.n_rows)]
         if self.seen_share > share_by_chance(self.repeated_share, self.n_rows) + EXCESS_SEEN_SHARE:
             what = f"{self.seen_share:.0%} of the calibration rows were training rows ({self.repeated_share:.0%} would"
             advice = "the intervals will be too narrow; calibrate on rows that the network was not trained on"
@@ -76,25 +76,34 @@ class Calibration:
         pairs = zip(self.covariances, self.scales, strict=True)
         return [partial(covariance.leverage_and_variances, dampings=scales.dampings) for covariance, scales in pairs]
 
-    def known(self, network: Network, x: Inputs, outputs: np.ndarray, found: Sequence[np.ndarray]) -> KnownRows:
-        """Return what is known of rows, given their outputs (n, m) and the values of the functions."""
-        if len(outputs) == 0:
+    def known(self, spec: FitSpec, x: Inputs, to: Reference, found: Sequence[np.ndarray]) -> KnownRows:
+        """Return what is known of rows, given what they are compared with and the values of the functions."""
+        if len(x) == 0:
             none = [np.zeros((0, len(output.scales.dampings) + 1)) for output in self.conformal.outputs]
-            return KnownRows(none, np.zeros(0, dtype=bool))
+            return KnownRows(none, to.unit, np.zeros(0, dtype=bool))
         h, q = np.stack([each[:, 0] for each in found], axis=1), [each[:, 1:] for each in found]
+        q = _in_units(q, to.unit) if self.of_quantiles else q
+        q = q if isinstance(self.noise, str) else _with_noise(self.noise, spec.network(), x, to.mean, q)
         far: np.ndarray = np.any(h > self.far, axis=1) if len(self.far) else np.zeros(len(h), dtype=bool)
-        return KnownRows(q if isinstance(self.noise, str) else _with_noise(self.noise, network, x, outputs, q), far)
+        return KnownRows(q, to.unit, far)
+
+    def scale(self, rows: KnownRows) -> np.ndarray:  # (n, m)
+        return rows.unit * self.conformal.scale(rows.q)
 
     def bounds(self, rows: KnownRows, levels: tuple[float, ...], side: Side) -> Bounds:  # (n, m, levels) each
-        """Return bounds of y − ŷ; of rows far from the training rows the wider of those with learnt noise and without.
+        """Return bounds of y − centre; of rows far from the training rows the wider of those with and without v.
 
         Both cover with their probability, and which rows are far does not depend on their targets.
         """
-        lower, upper = self.conformal.bounds(rows.q, levels, side)
-        if self.guard is not None and rows.far.any():
+        lower, upper = self.conformal.bounds(rows.q, levels, side, rows.unit if self.of_quantiles else None)
+        if self.guard is not None and rows.far is not None and rows.far.any():
             low, high = self.guard.bounds([each[rows.far] for each in rows.q], levels, side)
             lower[rows.far], upper[rows.far] = np.minimum(lower[rows.far], low), np.maximum(upper[rows.far], high)
-        return lower, upper
+        return lower * rows.unit[:, :, None], upper * rows.unit[:, :, None]
+
+
+def _in_units(q: Sequence[np.ndarray], unit: np.ndarray) -> list[np.ndarray]:
+    return [each / np.square(unit[:, o, None]) for o, each in enumerate(q)]
 
 
 def _with_noise(
@@ -106,55 +115,72 @@ def _with_noise(
 
 
 def calibrate(
-    fitted: Sequence[tuple[Fit, Network]],
+    spec: FitSpec,
+    fits: Sequence[Fit],
     batches: Batches,
-    residuals: Residuals,
+    targets_of: Targets,
     *,
     tune: bool,
     joint: bool,
     noise: Any,
     seed: int,
 ) -> Calibration:
-    """Return the calibration of fits, each with its network, on the rows of `batches`."""
-    fits, networks = zip(*fitted, strict=True)
+    """Return the calibration of fits on the rows of `batches`."""
+    of_quantiles = spec.task.quantiles is not None
+    if of_quantiles and joint:
+        raise ValueError("joint=True is for several outputs; a network that predicts quantiles has one")
+    networks = [spec.fitted_network(fit) for fit in fits]
+    spec.check_weights(networks[0], fits[0])
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
-    learnt = [learn(noise, fit) for fit in fits]
+    learnt = [learn("none" if of_quantiles else noise, fit) for fit in fits]
     constant = next((each for each in learnt if isinstance(each, str)), None)
     v = [each for of_fit in learnt if not isinstance(of_fit, str) for each in of_fit]
     functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]
-    parts, triples = [], list(zip(fits, networks, functions, strict=True))
+    parts, triples, weighted = [], list(zip(fits, networks, functions, strict=True)), False
+    crossed = 0
     for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
-        rows = [evaluate_rows(network, x, function, fit.rows_at_once, first) for fit, network, function in triples]
+        rows = [
+            evaluate_rows(network, spec.weigh(x, fit.outputs, fit.n_returned, first), function, fit.rows_at_once, first)
+            for fit, network, function in triples
+        ]
         of_outputs = [of_fit[:, o] for _, of_fit in rows for o in range(of_fit.shape[1])]  # each (b, 2 + L)
         outputs = np.concatenate([part for part, _ in rows], axis=1)
+        to = spec.reference(fits, x, outputs, first)
         if constant is None:
             of_outputs = _with_noise(v, networks[0], x, outputs, of_outputs)
-        parts.append((residuals(outputs, targets), pair_hashes(networks[0].prepare(x), targets), *of_outputs))
+        weighted, crossed = weighted or x.weight is not None, crossed + to.crossed
+        r = (targets_of(targets) - to.centre) / to.unit
+        parts.append((r, to.unit, pair_hashes(networks[0].prepare(x), targets), *of_outputs))
     if not parts:
         raise ValueError("the calibration data are empty (a generator can be read only once)")
-    r, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
+    r, unit, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
     formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
+    q = _in_units(q, unit) if of_quantiles else list(q)
     plain = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
     candidates = plain if constant is not None else [each.with_noise() for each in plain]
+    halves = unit.T if of_quantiles else [None] * r.shape[1]
 
     def conformal(candidates: list[Scales]) -> EachOutput:
         if joint:
             return AllOutputs.fit(r, q, candidates, seed)
-        return EachOutput(tuple(map(ConformalScale.fit, r.T, q, candidates)))
+        return EachOutput(tuple(map(ConformalScale.fit, r.T, q, candidates, halves)))
 
-    after = np.nan
+    after = before = np.nan
     if not joint:
-        after = float(np.mean(list(map(partial(cross_calibrated_score, seed=seed), r.T, q, candidates))))
-    half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
-    before = float(interval_scores(r, -half, half, SCORE_LEVEL).mean())
+        scores = map(partial(cross_calibrated_score, seed=seed, additive=of_quantiles), r.T, q, candidates, unit.T)
+        after = float(np.mean(list(scores)))
+    if not of_quantiles:
+        half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
+        before = float((unit * interval_scores(r, -half, half, SCORE_LEVEL)).mean())
     training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
     p_values = list(map(drift_p_value, training, h))
     drift = min(1.0, r.shape[1] * min(p_values)) if p_values else np.nan  # Bonferroni: a test for each output
     seen = fits[0].seen
-    scores = (before, after, drift, seen.share(hashes), seen.repeated)
+    found = (before, after, drift, seen.share(hashes), seen.repeated)
     far = np.concatenate([fit.far for fit in fits])
     guard, noise = (None, constant) if constant is not None else (conformal(plain), tuple(v))
-    return Calibration(covariances, scales, conformal(candidates), guard, noise, far, *scores, n_rows=len(r))
+    about = (weighted, of_quantiles, crossed, far)
+    return Calibration(covariances, scales, conformal(candidates), guard, noise, *about, *found, n_rows=len(r))
 
 
 def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
@@ -174,7 +200,9 @@ def _answers(fit: Fit, covariance: Covariance, scales: Scales, g: GradientBatch)
     return np.column_stack([formula, fit.reference.leverage(g), covariance.variances(g, scales.dampings)])
 
 
-def cross_calibrated_score(residuals: np.ndarray, q: np.ndarray, scales: Scales, seed: int) -> float:
+def cross_calibrated_score(
+    residuals: np.ndarray, q: np.ndarray, scales: Scales, unit: np.ndarray, seed: int, additive: bool = False
+) -> float:
     """Return the mean interval score with each tenth of the rows calibrated by the others; NaN if these are too few."""
     order = np.random.default_rng(seed).permutation(len(residuals))
     scores = []
@@ -182,8 +210,10 @@ def cross_calibrated_score(residuals: np.ndarray, q: np.ndarray, scales: Scales,
         rest = np.setdiff1d(order, part)
         if len(rest) < rows_needed(SCORE_LEVEL):
             return math.nan
-        lower, upper = ConformalScale.fit(residuals[rest], q[rest], scales).bounds(q[part], (SCORE_LEVEL,))
-        scores.append(interval_scores(residuals[part], lower[:, 0], upper[:, 0], SCORE_LEVEL))
+        halves = (unit[rest], unit[part]) if additive else (None, None)
+        conformal = ConformalScale.fit(residuals[rest], q[rest], scales, halves[0])
+        lower, upper = conformal.bounds(q[part], (SCORE_LEVEL,), halves=halves[1])
+        scores.append(unit[part] * interval_scores(residuals[part], lower[:, 0], upper[:, 0], SCORE_LEVEL))
     return float(np.concatenate(scores).mean())
 
 

@@ -9,6 +9,10 @@ residuals, that of the new row, r, included, by the profile likelihood of a Gaus
 so that the scores |r|/σ of exchangeable rows are exchangeable, and their quantile covers with probability ≥ 1 − α.
 These are straight lines in t = r²: each scale is chosen on an interval [t₋, t₊] of the lower envelope, and the bound
 for y − ŷ is the largest r that lies in [√t₋, √t₊] of some scale and below its quantile times σ.
+
+Residuals are in units of the noise that is known: the standard deviation that the network itself predicts, or 1. Those
+of a network that predicts quantiles are in units of half their distance, H, around their centre, and the scores are
+those of conformalised quantile regression, |r|/σ − H in units of the target: H·(|r|/σ − 1). With σ = 1 it is that method.
 """
 
 import itertools
@@ -88,24 +92,36 @@ class ConformalScale:
 
     scales: Scales
     unit: float  # of the scores
-    signed: np.ndarray  # (n, C) the scores r/σ, each column sorted
-    absolute: np.ndarray  # (n, C) and |r|/σ
+    signed: np.ndarray  # (n, C) the scores r/σ, each column sorted; H·(r/σ − 1) of quantiles
+    negated: np.ndarray | None  # (n, C) and of −r, where these are not the same reversed
+    absolute: np.ndarray  # (n, C) and of |r|
     sum_squares: np.ndarray  # (C,)
     log_weight: np.ndarray  # (C,) Σ log σ² + 2·prior
     best: int  # the candidate that the calibration rows alone choose
 
     @classmethod
-    def fit(cls, residuals: np.ndarray, q: np.ndarray, scales: Scales) -> Self:  # (n,), (n, L)
-        """Return the scores of the calibration rows, given their residuals and variances under each λ."""
+    def fit(cls, residuals: np.ndarray, q: np.ndarray, scales: Scales, halves: np.ndarray | None = None) -> Self:
+        """Return the scores of the calibration rows, given their residuals (n,) and variances under each λ (n, L).
+
+        Args:
+            residuals: In units of the known noise.
+            q: Likewise, in its square.
+            scales: The candidates.
+            halves: H of each row, of a network that predicts quantiles.
+        """
         squared = scales.squared(q)
         # a power of two, which changes no digit, keeps the squares from over- and underflowing
-        unit = math.ldexp(1.0, math.frexp(float(np.abs(residuals).max()))[1] - 1)
+        unit = math.ldexp(1.0, math.frexp(float(np.abs(residuals).max()))[1] - 1) if halves is None else 1.0
         signed = residuals[:, None] / unit / np.sqrt(squared)
         sum_squares = np.square(signed).sum(axis=0)
         log_weight = np.log(squared).sum(axis=0) + 2 * scales.prior
         best = int(np.argmin(np.log(np.maximum(sum_squares, 1e-300)) + log_weight / len(residuals)))
-        absolute = np.sort(np.abs(signed), axis=0)
-        return cls(scales, unit, np.sort(signed, axis=0), absolute, sum_squares, log_weight, best)
+        negated, absolute = None, np.abs(signed)
+        if halves is not None:
+            signed, negated, absolute = (halves[:, None] * (each - 1) for each in (signed, -signed, absolute))
+            negated = np.sort(negated, axis=0)
+        ordered = np.sort(signed, axis=0), negated, np.sort(absolute, axis=0)
+        return cls(scales, unit, *ordered, sum_squares, log_weight, best)
 
     @property
     def damping(self) -> float:  # of the best candidate, as what follows
@@ -129,20 +145,27 @@ class ConformalScale:
     def quantile(self, level: float) -> float:
         return float(_quantiles(self.standardised, (level,))[0])
 
-    def bounds(self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both") -> Bounds:  # (rows, levels) each
+    def bounds(
+        self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both", halves: np.ndarray | None = None
+    ) -> Bounds:  # (rows, levels) each
+        """Return bounds of residuals in units of the known noise, given q (rows, L) in its square, and maybe H."""
         step = max(1, NUMBERS_AT_ONCE // max(len(self.scales.b), len(levels)))
-        parts = [self._largest_residuals(q[i : i + step], levels, side) for i in range(0, len(q), step)]
+        pieces = [slice(i, i + step) for i in range(0, len(q), step)]
+        parts = [self._largest_residuals(q[i], levels, side, None if halves is None else halves[i]) for i in pieces]
         return two_bounds(np.concatenate([*parts, np.zeros((0, len(levels)))]), side)
 
-    def _largest_residuals(self, q: np.ndarray, levels: tuple[float, ...], side: Side) -> np.ndarray:
+    def _largest_residuals(
+        self, q: np.ndarray, levels: tuple[float, ...], side: Side, halves: np.ndarray | None
+    ) -> np.ndarray:
         """Return the largest residual in the interval of each row and level; negated for the lower side."""
         squared = self.scales.squared(q)
-        scores = {"both": self.absolute, "upper": self.signed, "lower": -self.signed[::-1]}[side]
-        quantiles = _quantiles(scores, levels).T  # (C, levels)
+        negated = -self.signed[::-1] if self.negated is None else self.negated
+        quantiles = _quantiles({"both": self.absolute, "upper": self.signed, "lower": negated}[side], levels).T
         largest = np.full((len(q), len(levels)), -np.inf)
         for rows, chosen, start, end in self._envelope(squared):
             first, last = np.sqrt(start)[:, None], np.sqrt(end)[:, None]
-            cut = np.sqrt(squared[rows, chosen])[:, None] * quantiles[chosen]
+            scores = quantiles[chosen] if halves is None else 1 + quantiles[chosen] / halves[rows, None]
+            cut = np.sqrt(squared[rows, chosen])[:, None] * scores
             # the largest r with |r| within [first, last] and r at most cut
             above = np.where(cut >= first, np.minimum(last, cut), -np.inf)
             below = np.where((cut < first) & (cut >= -last), np.minimum(-first, cut), -np.inf)
@@ -185,8 +208,14 @@ class EachOutput:
     def n_rows(self) -> int:
         return len(self.outputs[0].signed)
 
-    def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> Bounds:  # (rows, m, levels)
-        bounds = [output.bounds(of_output, levels, side) for output, of_output in zip(self.outputs, q, strict=True)]
+    def bounds(
+        self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side, halves: np.ndarray | None = None
+    ) -> Bounds:  # (rows, m, levels)
+        pairs = enumerate(zip(self.outputs, q, strict=True))
+        bounds = [
+            output.bounds(of_output, levels, side, None if halves is None else halves[:, o])
+            for o, (output, of_output) in pairs
+        ]
         return np.stack([low for low, _ in bounds], axis=1), np.stack([high for _, high in bounds], axis=1)
 
 
@@ -218,7 +247,9 @@ class AllOutputs(EachOutput):
     def n_rows(self) -> int:
         return len(self.scores["both"])
 
-    def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> Bounds:  # (rows, m, levels)
+    def bounds(
+        self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side, halves: np.ndarray | None = None
+    ) -> Bounds:  # (rows, m, levels)
         return two_bounds((self.scale(q) * self.units)[:, :, None] * _quantiles(self.scores[side], levels), side)
 
 

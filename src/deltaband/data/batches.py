@@ -1,5 +1,6 @@
 """Data as a stream of checked chunks of inputs and targets, whatever the user brought."""
 
+import hashlib
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,9 +18,10 @@ from .inputs import Inputs, as_tensor, check_finite
 
 EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only once): give at least one row"
 FEWEST_FIRST_ROWS = 8  # rows that `peek` reads at least, where there are as many
+EXTRAS = ("sample_weight", "clusters")
 DEFAULT_BATCH_ROWS = 1024  # rows per batch of data that come without batches of their own
 
-Unpack = Callable[[Any], tuple[Any, Any]]  # a batch of any layout -> inputs, targets
+Unpack = Callable[[Any], tuple[Any, ...]]  # a batch of any layout -> inputs, targets, and maybe extras
 OnSkipped = Callable[[Inputs, Tensor, int], None]  # inputs, targets, index of the first row
 
 
@@ -101,23 +103,29 @@ class Batches:
         """Yield the batches that have rows, up to `max_rows` rows, or raise with what is wrong."""
         done, n_columns = 0, 0
         for batch in self.source:
-            pair = batch if self.unpack is None else self.unpack(batch)
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
+            given = batch if self.unpack is None else self.unpack(batch)
+            if not isinstance(given, tuple | list) or len(given) not in ((2,) if self.unpack is None else (2, 3)):
                 advice = "give arrays as X and y, or a batch= function that turns a batch into inputs and targets"
-                raise TypeError(f"each batch must be a pair (x, y), got {describe(pair)}; {advice}")
-            x, y = Inputs.of(pair[0]), read_targets(pair[1])
+                raise TypeError(f"each batch must be a pair (x, y), got {describe(given)}; {advice}")
+            x, y = Inputs.of(given[0]), read_targets(given[1])
             check_lengths(x, y)
+            if len(given) == 3:
+                extras = given[2] if isinstance(given[2], Mapping) else {"sample_weight": given[2]}
+                if unknown := set(extras) - set(EXTRAS):
+                    raise TypeError(f"the third of a batch may have {' and '.join(EXTRAS)}, got {unknown.pop()!r}")
+                x = with_extras(x, **extras, first_row=done)
             if self.max_rows is not None:
                 x, y = x[: self.max_rows - done], y[: self.max_rows - done]
             n_columns = n_columns or y.shape[1]
             if y.shape[1] != n_columns:
                 raise ValueError(f"targets have {n_columns} columns at first and {y.shape[1]} from row {done} on")
-            if len(x):
-                if not self.is_checked:
-                    x.check_finite(done)
-                    check_finite(y, "targets", done)
-                yield x, y
+            if not self.is_checked:
+                x.check_finite(done)
+                check_finite(y, "targets", done)
             done += len(x)
+            x, y = with_weight(x, y)
+            if len(x):
+                yield x, y
             if done == self.max_rows:
                 return
 
@@ -134,16 +142,25 @@ class _StartedSource:
         return iter(self.source) if started is None else started
 
 
-def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | None = None) -> Batches:
-    """Return the batches of a loader of `(x, y)`, or of what `unpack` turns into that; or of inputs X and targets y."""
+def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | None = None, **extras: Any) -> Batches:
+    """Return the batches of a loader of `(x, y)`, or of what `unpack` turns into that; or of inputs X and targets y.
+
+    `extras` are those of `with_extras`, for arrays; batches of a loader have them as what `unpack` returns third.
+    """
     if n_rows is not None:
         check_int(n_rows, "n_rows")
+    if y is None and (name := next((name for name, each in extras.items() if each is not None), None)):
+        advice = "let a batch= function return (x, y, sample_weight), or (x, y, {'sample_weight': …, 'clusters': …})"
+        raise TypeError(f"{name}= goes with arrays X and y; for a loader {advice}")
     if y is not None:
         if isinstance(data, DataLoader | Dataset):
             raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
         X, y = read_arrays(data, y)  # a long fit must not end in an error that a look at the arrays would have given
         if n_rows not in (None, len(X)):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
+        X, y = with_weight(with_extras(X, **extras), y)
+        if len(X) == 0 and extras.get("sample_weight") is not None:
+            raise ValueError("all rows have weight zero: give at least one a positive sample_weight")
         source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
         return Batches(source, len(X), is_checked=True, targets=y)
     if isinstance(data, Tensor | np.ndarray | Mapping) or hasattr(data, "__array__"):
@@ -168,12 +185,45 @@ def read_arrays(x: Any, y: Any) -> tuple[Inputs, Tensor]:
     return X, targets
 
 
-def read_targets(y: Any) -> Tensor:  # (n,) or (n, m) -> (n, m) float64
-    tensor = as_tensor(np.asarray(y) if isinstance(y, list) else y, "targets")
+def read_targets(y: Any, what: str = "targets") -> Tensor:  # (n,) or (n, m) -> (n, m) float64
+    tensor = as_tensor(np.asarray(y) if isinstance(y, list) else y, what)
     tensor = tensor[:, None] if tensor.ndim == 1 else tensor
     if tensor.ndim != 2 or tensor.shape[1] == 0:
-        raise ValueError(f"targets must have shape (n,), or (n, m) for m outputs, got {tuple(tensor.shape)}")
+        raise ValueError(f"{what} must have shape (n,), or (n, m) for m outputs, got {tuple(tensor.shape)}")
     return tensor.cpu().double()
+
+
+def with_extras(x: Inputs, sample_weight: Any = None, clusters: Any = None, first_row: int = 0) -> Inputs:
+    """Return the rows with their weights and clusters, checked, where these are given."""
+    if sample_weight is not None:
+        w = read_targets(sample_weight, "sample_weight")
+        if len(w) != len(x):
+            raise ValueError(f"sample_weight must have one number per row: {len(w)} weights, {len(x)} rows")
+        check_finite(w, "weights", first_row, "remove such rows, or give them weight 0")
+        partly = (w > 0).any(dim=1) & (w == 0).any(dim=1)
+        for bad, what in (((w < 0).any(dim=1), "negative"), (partly, "zero for some outputs, and for others not")):
+            if bool(bad.any()):
+                row = first_row + int(bad.nonzero()[0])
+                raise ValueError(f"weights must be positive, or zero to leave a row out; in row {row} it is {what}")
+        x = x.beside(weight=w)
+    if clusters is not None:
+        labels = np.asarray(clusters)
+        if labels.shape != (len(x),):
+            raise ValueError(f"clusters must have one label per row: shape {labels.shape}, {len(x)} rows")
+        if labels.dtype.kind not in "iubUSO":
+            raise TypeError(f"clusters must be whole numbers or words, got {labels.dtype}")
+        if labels.dtype.kind in "USO":  # the same number for a word in every batch
+            digests = (hashlib.blake2b(str(label).encode(), digest_size=8).digest() for label in labels)
+            labels = np.frombuffer(b"".join(digests), dtype=np.int64)
+        x = x.beside(cluster=torch.from_numpy(labels.astype(np.int64))[:, None])
+    return x
+
+
+def with_weight(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
+    """Return the rows without those of weight zero."""
+    if x.weight is None or bool((kept := (x.weight > 0).all(dim=1)).all()):
+        return x, y
+    return x[kept], y[kept]
 
 
 def check_lengths(x: Inputs, y: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -19,11 +19,16 @@ NUMBERS_CHECKED_AT_ONCE = 2**20  # the mask of a check takes memory too
 @storable
 @dataclass(frozen=True)
 class Inputs:
-    """Rows of one tensor, of several (`names` is None), or of tensors by name."""
+    """Rows of one tensor, of several (`names` is None), or of tensors by name.
+
+    `extras` are numbers of each row that the network does not see and that stay with the row: its "weight" in the fit,
+    (n, 1) or (n, m), and its "cluster", (n, 1).
+    """
 
     tensors: tuple[Tensor, ...]
     names: tuple[str, ...] | None = None
     single: bool = True
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, x: Any) -> Self:
@@ -53,7 +58,16 @@ class Inputs:
         return len(self.tensors[0])
 
     def __getitem__(self, index: Any) -> Self:
-        return self.map(lambda tensor: tensor[index])
+        chosen = self.map(lambda tensor: tensor[index])
+        return chosen.beside(**{name: extra[index] for name, extra in self.extras.items()}) if self.extras else chosen
+
+    def beside(self, **extras: Tensor) -> Self:
+        """Return the same rows with these extras, besides or instead of those they have."""
+        return replace(self, extras={**self.extras, **extras})
+
+    @property
+    def weight(self) -> Tensor | None:
+        return self.extras.get("weight")
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         return replace(self, tensors=tuple(map(change, self.tensors)))
@@ -78,12 +92,15 @@ class Inputs:
     def cat(cls, parts: Sequence[Self]) -> Self:
         if len(parts) == 1:
             return parts[0]
-        return replace(parts[0], tensors=tuple(map(torch.cat, zip(*(part.tensors for part in parts), strict=True))))
+        extras = {name: torch.cat([part.extras[name] for part in parts]) for name in parts[0].extras}
+        tensors = tuple(map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
+        return replace(parts[0], tensors=tensors, extras=extras)
 
     @property
     def row_format(self) -> tuple[Any, ...]:
         """Names, shapes and types of a row: inputs with equal ones can be concatenated."""
-        return (self.names, self.single, *((tensor.shape[1:], tensor.dtype) for tensor in self.tensors))
+        extras = tuple((name, extra.shape[1:]) for name, extra in sorted(self.extras.items()))
+        return (self.names, self.single, extras, *((tensor.shape[1:], tensor.dtype) for tensor in self.tensors))
 
     @property
     def nbytes(self) -> int:

@@ -29,14 +29,13 @@ from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
 from ..network.network import MAX_FEATURES, Network, plain_autograd
 from ..storage.encoding import storable
 from . import accuracy
-from .fit import Fit, RowBuffer, checked_gradients, evaluate_sample, left_out
+from .fit import Fit, RowBuffer, checked_gradients, with_leverages
 from .spec import FitSpec
 from .tasks import Outputs, Regression
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, for the rows evaluated at once
 REPEATED_ROWS_SHARE = 0.01  # more rows taken in before, beyond what equal rows explain, are not an accident
 LEVERAGE_ROWS = 512  # training rows whose leverages new rows are compared with
-FAR_QUANTILE = 0.95  # of these leverages: new rows above it are far from the training rows
 RESIDUAL_ROWS, RESIDUAL_BYTES = 20_000, 2**25  # kept at most, to learn the noise from
 
 Skipped = Callable[[int, np.ndarray], None]  # the number of the first row, and the rows' hashes
@@ -71,10 +70,12 @@ class Sums(NamedTuple):
     losses: np.ndarray  # (m,)
     counts: np.ndarray  # of what the task counts
     energy: float  # of the gradients: their squared norms
+    weight: float  # of the rows, as the user gave it
 
     def plus(self, other: Sums) -> Sums:
-        rows, losses, counts, energy = other
-        return Sums(self.n_rows + rows, self.losses + losses, self.counts + counts, self.energy + energy)
+        rows, losses, counts, energy, weight = other
+        sums = (self.n_rows + rows, self.losses + losses, self.counts + counts, self.energy + energy)
+        return Sums(*sums, self.weight + weight)
 
 
 class FitAccumulator:
@@ -102,7 +103,7 @@ class FitAccumulator:
         room = min(RESIDUAL_BYTES, start.memory - option.nbytes)
         if spec.task.keeps_residuals and (affordable := int(room // (4 * MAX_FEATURES + 16 * m))) > 0:
             self._residuals = RowSample(min(RESIDUAL_ROWS, affordable), seed)
-        self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts), 0.0)
+        self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts), 0.0, 0.0)
         self._before: Fit | None = None  # the fit that is continued
 
     @property
@@ -127,7 +128,7 @@ class FitAccumulator:
         if made._residuals is not None:
             made._residuals.resume(fit.residuals, fit.n_rows)
         made._before = fit
-        made._sums = Sums(fit.n_rows, fit.losses, fit.counts, math.inf)
+        made._sums = Sums(fit.n_rows, fit.losses, fit.counts, math.inf, fit.total_weight)
         return made
 
     def state(self, engine: bool = True) -> dict[str, Any]:
@@ -215,12 +216,14 @@ class FitAccumulator:
 
         `checkpoint` is called whenever the state is complete.
         """
-        network, before = self.network, 0 if skipped is not None else self.n_rows
+        network, before, weighted = self.network, 0 if skipped is not None else self.n_rows, False
         buffer = RowBuffer(lambda batch: self.engine.update(_merged(batch)), self._rows_at_once)
         with plain_autograd(network.device), progress_bar("deltaband", batches, progress) as shown:
 
             def skip(x: Inputs, y: Tensor, first: int) -> None:
+                nonlocal weighted
                 assert skipped is not None
+                weighted = weighted or x.weight is not None
                 skipped(first, pair_hashes(network.prepare(x), y))
                 shown.update(len(x))
 
@@ -228,6 +231,8 @@ class FitAccumulator:
             for chunk, (x, targets, first) in enumerate(chunks):
                 if chunk & (chunk - 1) == 0:  # the first, the second, the third, the fifth, the ninth …
                     network.verify(x)
+                given, x = x.weight, self.spec.weigh(x, self.start.outputs, self.start.n_returned, first)
+                weighted = weighted or given is not None
                 outputs, energy = [], 0.0
                 for group, (part, g) in zip(network.groups(x), checked_gradients(network, x, first), strict=True):
                     outputs.append(part.cpu())
@@ -236,7 +241,9 @@ class FitAccumulator:
                 self.record.update(network.prepare(x), targets)
                 y, start = torch.cat(outputs, dim=1), self.start
                 losses, counts = self.spec.task.losses(start.outputs, y, targets, start.n_returned)
-                self._sums = self._sums.plus(Sums(len(x), losses.sum(dim=0).numpy(), counts, energy))
+                losses = losses if x.weight is None else losses * x.weight
+                weight = len(x) if given is None else float(given.mean(dim=1).sum())
+                self._sums = self._sums.plus(Sums(len(x), losses.sum(dim=0).numpy(), counts, energy, weight))
                 self._keep_residuals(x, y, targets)
                 shown.update(len(x))
                 if checkpoint is not None and (len(buffer) == 0 or self._inputs is not None):
@@ -245,8 +252,9 @@ class FitAccumulator:
             buffer.flush()
         if not np.isfinite(self._sums.losses).all():
             raise ValueError("the squares of the residuals are too large for numbers: scale the targets")
-        if batches.n_rows is not None and self.n_rows - before != batches.n_rows:
-            came = self.n_rows - before
+        came = self.n_rows - before
+        # rows of weight zero are left out
+        if batches.n_rows is not None and came != batches.n_rows and (came > batches.n_rows or not weighted):
             raise ValueError(f"{batches.n_rows} rows were announced but {came} came: give n_rows={came}")
 
     def _keep_residuals(self, x: Inputs, y: Tensor, targets: Tensor) -> None:
@@ -254,6 +262,8 @@ class FitAccumulator:
         if self._residuals is None or not isinstance(task, Regression):
             return
         r = task.residuals(start.outputs, y, targets, start.n_returned).abs()
+        if task.variance is not None and x.weight is not None:
+            r = r * x.weight.sqrt()
 
         def kept(few: np.ndarray) -> Inputs:
             found = torch.from_numpy(self.network.features(x[few]))
@@ -271,7 +281,7 @@ class FitAccumulator:
             raise NoGradientError(DEPENDS_ON_NOTHING + self.spec.task.no_gradient_hint)
         settings = self.engine.sized_engine(2 * n_rows * m)
         with plain_autograd(network.device):
-            covariance = self.engine.finish(self.spec.damping.at(n_rows, start.n_returned))
+            covariance = self.engine.finish(self.spec.damping.at(n_rows, start.n_returned, self._sums.weight))
         exact, rows = covariance.is_exact, self.record.sample.rows()
         n_compared = 0 if exact else min(len(rows), self._n_compared)
         fit = Fit(
@@ -288,6 +298,7 @@ class FitAccumulator:
             self.record.seen(),
             outputs=start.outputs,
             n_returned=start.n_returned,
+            total_weight=self._sums.weight,
             sample=rows,
             residuals=Sample() if self._residuals is None else self._residuals.rows(),
             n_compared=n_compared if n_compared * m >= accuracy.SAMPLE_ROWS_AT_LEAST else 0,
@@ -296,29 +307,10 @@ class FitAccumulator:
         if len(rows) == 0 and self._before is not None:  # of a band from a file
             fit = replace(fit, shares=self._before.shares, far=self._before.far)
         else:
-            fit = _with_leverages(fit, network, rows.between(0, self._n_leverages), exact)
+            fit = with_leverages(fit, network, rows.between(0, self._n_leverages), exact)
         if not fit.n_compared or covariance.damping is None:
             return fit
         return replace(fit, error=accuracy.report(network, fit, noise=self.spec.task.has_noise))
-
-
-def _with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fit:
-    """Add, from some training rows, their h where it is exact, that of rows that are far, and the parts of p*."""
-    covariance = fit.reference
-    if fit.n_outputs == 1:
-        h, shares = evaluate_sample(network, rows, covariance.leverage, fit.rows_at_once), fit.shares
-    else:
-
-        def leverage_and_variance(g: GradientBatch) -> np.ndarray:
-            return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
-
-        values = evaluate_sample(network, rows, leverage_and_variance, fit.rows_at_once)  # (rows, m, 2)
-        h, q = values[:, :, 0], values[:, :, 1]
-        own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
-        shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
-    # of a row that is left out of the training rows it is h/(1 − h)
-    far = np.quantile(left_out(h) if exact else h, FAR_QUANTILE, axis=0)
-    return replace(fit, shares=shares, far=far, leverages=h if exact else fit.leverages)
 
 
 def _merged(batch: GradientBatch) -> GradientBatch:

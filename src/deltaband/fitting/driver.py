@@ -289,8 +289,8 @@ def _drawn(start: Start, spec: FitSpec, batches: Batches, progress: bool, rank: 
     engine, network = start.option.engine, start.network(spec)
     sample = RowSample(-(-engine.sample_size // start.n_outputs), [engine.seed, rank] if rank else engine.seed)
     with plain_autograd(network.device), progress_bar("deltaband, drawing a sample", batches, progress) as shown:
-        for x, _, _ in batches.chunks(network.chunk_rows):
-            sample.update(network.prepare(x))
+        for x, _, first in batches.chunks(network.chunk_rows):
+            sample.update(network.prepare(spec.weigh(x, start.outputs, start.n_returned, first)))
             shown.update(len(x))
     return sample
 

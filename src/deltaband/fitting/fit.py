@@ -1,8 +1,8 @@
 """`Fit`, the result of a pass over the training rows, and `evaluate_rows`, which puts rows to a covariance."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ..results import Side
 from ..storage.encoding import storable
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
+FAR_QUANTILE = 0.95  # of leverages of training rows: new rows above it are far from them
 QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a moment
 
 Bounds = tuple[np.ndarray, np.ndarray]  # lower and upper, of y − ŷ
@@ -73,6 +74,7 @@ class Fit:
     seen: SeenRows
     outputs: tuple[int, ...] = (0,)  # the outputs of the network that it is for
     n_returned: int = 1  # how many outputs the network has
+    total_weight: float = 0.0  # of the rows; n_rows where they have none
     shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) the share of p* of each output
     leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) of training rows; if exact
     far: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) the leverage from which on a new row is far
@@ -142,15 +144,6 @@ class Fit:
             return self.covariance.spectrum()
         except (ArithmeticError, MemoryError, np.linalg.LinAlgError, ValueError):  # showing a band must not fail
             return None
-
-
-def formula_bounds(
-    fits: Sequence[Fit], q: np.ndarray, levels: Sequence[float], side: Side, *, noise: bool
-) -> Bounds:  # (n, m, levels) each
-    """Return bounds of y − ŷ by formula (2), given q (n, m); without noise, of the regression function itself."""
-    spread = np.sqrt(q + 1.0 if noise else q)
-    factors = [np.concatenate([fit.half_width(each, side) for fit in fits]) for each in levels]  # each (m,)
-    return two_bounds(np.stack([spread * each for each in factors], axis=2), side)
 
 
 def two_bounds(bound: np.ndarray, side: Side) -> Bounds:
@@ -234,3 +227,22 @@ def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple
 def check_outputs(outputs: Tensor, first: int = 0) -> None:
     """Raise if an output is not finite, and name the row."""
     check_finite(outputs, "the network's outputs", first, ADVICE)
+
+
+def with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fit:
+    """Add, from some training rows, their h where it is exact, that of rows that are far, and the parts of p*."""
+    covariance = fit.reference
+    if fit.n_outputs == 1:
+        h, shares = evaluate_sample(network, rows, covariance.leverage, fit.rows_at_once), fit.shares
+    else:
+
+        def leverage_and_variance(g: GradientBatch) -> np.ndarray:
+            return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
+
+        values = evaluate_sample(network, rows, leverage_and_variance, fit.rows_at_once)  # (rows, m, 2)
+        h, q = values[:, :, 0], values[:, :, 1]
+        own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
+        shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
+    # of a row that is left out of the training rows it is h/(1 − h)
+    far = np.quantile(left_out(h) if exact else h, FAR_QUANTILE, axis=0)
+    return replace(fit, shares=shares, far=far, leverages=h if exact else fit.leverages)

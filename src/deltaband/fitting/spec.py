@@ -3,7 +3,8 @@
 import glob
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +17,13 @@ from ..engines import Engine, free_memory
 from ..errors import warn
 from ..network.model_copy import ModelCopyCache, ParameterChoice
 from ..network.network import Head, Network
+from ..network.returned import Pick
 from ..storage.encoding import describe_setting
 from ..validation import check_bool, check_callable, check_memory
 from .fit import Fit, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
+
+SMALLEST_HALF_WIDTH = 1e-3  # of quantiles, in root mean squared errors of the training rows
 
 
 def parse_engine(engine: Any) -> Engine | None:
@@ -29,6 +33,23 @@ def parse_engine(engine: Any) -> Engine | None:
     if not isinstance(engine, Engine):
         raise TypeError(f"engine must be 'auto' or an engine such as Exact(), got {engine!r}")
     return engine
+
+
+class Reference(NamedTuple):
+    """What a target is compared with: its prediction, and the noise that is known, σ(x)/√w.
+
+    A network that predicts quantiles has their middle, their centre, and half of their distance.
+    """
+
+    mean: np.ndarray  # (b, m)
+    centre: np.ndarray  # (b, m)
+    unit: np.ndarray  # (b, m)
+    crossed: int = 0  # how many rows have quantiles in the wrong order
+
+
+def all_outputs(fits: Sequence[Fit]) -> tuple[int, ...]:
+    """Return the outputs of the network that several fits are for."""
+    return tuple(o for fit in fits for o in fit.outputs)
 
 
 def first_difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> str | None:
@@ -51,6 +72,7 @@ class FitSpec:
     output: Callable[[Any], Tensor] | None = None
     batch: Callable[[Any], tuple[Any, Any]] | None = None
     networks: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
+    companions: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_memory(self.memory)
@@ -59,10 +81,69 @@ class FitSpec:
         check_bool(self.task.per_output, "per_output")
         self.network()  # whatever is wrong with the model is reported now
 
+    @cached_property
+    def _picks(self) -> tuple[Pick | None, Pick | None]:
+        return self.task.picks(self.output)
+
+    def forget(self) -> None:
+        """Compare the model with its copies again at the next call, weight by weight."""
+        self.networks.forget()
+        self.companions.forget()
+
     def network(self, head: Head | None = None, fit: Fit | None = None) -> Network:
         """Return the network with this head and the layers that a fit's covariance asks for; to keep it, copy it."""
         layers = None if fit is None else fit.asked_layers
-        return Network(self.networks.get(self.model, self.parameters, self.output), layers, head=head)
+        return Network(self.networks.get(self.model, self.parameters, self._picks[0]), layers, head=head)
+
+    def companion(self, x: Inputs) -> np.ndarray:  # (b, k) float64
+        """Return what the model returns with its predictions: their variances, or the quantiles around them."""
+        network = Network(self.companions.get(self.model, self.parameters, self._picks[1]))
+        return network.outputs(x).cpu().double().numpy()
+
+    def noise_variances(self, x: Inputs, outputs: Sequence[int], first: int = 0) -> np.ndarray:  # (b, len(outputs))
+        """Return the variances that the network itself predicts, all positive; `first` numbers the first row."""
+        found = self.companion(x)
+        if found.shape[1] <= max(outputs):
+            raise ValueError(
+                f"the model returns {found.shape[1]} variances per row, and output {max(outputs)} has none"
+            )
+        found = found[:, list(outputs)]
+        bad = ~((found > 0) & np.isfinite(found)).all(axis=1)
+        if bad.any():
+            row = int(bad.argmax())
+            advice = "look at how the model makes it positive (softplus, exp), and say which form it returns: variance="
+            raise ValueError(
+                f"the variance that the model returns is {found[row].min()} in row {first + row}; {advice}"
+            )
+        return found
+
+    def weigh(self, x: Inputs, outputs: tuple[int, ...], n_returned: int, first: int = 0) -> Inputs:
+        """Return training rows with the weights that gradients and residuals of some outputs have in a fit, w/σ²(x)."""
+        weight = x.weight
+        if weight is not None and weight.shape[1] > 1:
+            weight = self.task.select_weights(outputs, weight, n_returned)
+        if self.task.variance is not None:
+            precision = torch.from_numpy(1 / self.noise_variances(x, outputs, first))
+            weight = precision if weight is None else precision * weight
+        return x if weight is None else x.beside(weight=weight)
+
+    def reference(self, fits: Sequence[Fit], x: Inputs, outputs: np.ndarray, first: int = 0) -> Reference:
+        """Return what rows with these outputs (b, m) are compared with."""
+        if self.task.quantiles is not None and len(x):
+            given = np.column_stack([outputs, self.companion(x)])[:, [1, 0, 2]]
+            ordered = np.sort(given, axis=1)
+            lower, middle, upper = ordered.T[:, :, None]
+            # a width of zero would be no unit
+            smallest = SMALLEST_HALF_WIDTH * np.sqrt(fits[0].losses / fits[0].n_rows)
+            half, crossed = np.maximum((upper - lower) / 2, smallest), int((given != ordered).any(axis=1).sum())
+            return Reference(middle, (lower + upper) / 2, half, crossed)
+        unit = np.ones_like(outputs)
+        if self.task.variance is not None or x.weight is not None:
+            for fit in fits:
+                weight = self.weigh(x, fit.outputs, fit.n_returned, first).weight
+                columns = [o for o, each in enumerate(all_outputs(fits)) if each in fit.outputs]
+                unit[:, columns] = 1.0 if weight is None else 1 / np.sqrt(weight.numpy())
+        return Reference(outputs, outputs, unit)
 
     def fitted_network(self, fit: Fit) -> Network:
         """Return the network whose gradients made J of this fit."""
@@ -72,11 +153,11 @@ class FitSpec:
         """Return a network with weights of its own, for gradients that are computed again from kept inputs."""
         return self.network(self.task.head(outputs)).with_layers(layers).copy(own_weights=True)
 
-    def read(self, data: Any, y: Any = None, n_rows: int | None = None) -> Batches:
-        """Return the user's data as batches."""
+    def read(self, data: Any, y: Any = None, n_rows: int | None = None, **extras: Any) -> Batches:
+        """Return the user's data as batches; `extras` are weights and clusters of the rows of arrays."""
         if y is not None:
             self.task.check_raw_targets(y)
-        return read(data, y, n_rows, self.batch)
+        return read(data, y, n_rows, self.batch, **extras)
 
     def memory_per_fit(self, n_fits: int) -> float | None:
         """Return the bytes that each of several fits may take; None: as much as the plan allows a single one."""
@@ -95,14 +176,22 @@ class FitSpec:
         return now.shape == before.shape and torch.allclose(now, before, rtol=1e-3, atol=1e-4, equal_nan=True)
 
     def evaluate(
-        self, fits: Sequence[Fit], x: Any, heads: Sequence[Head | None], functions: Sequence[RowFunction] | None = None
+        self,
+        fits: Sequence[Fit],
+        x: Any,
+        functions: Sequence[RowFunction] | None = None,
+        *,
+        heads: Sequence[Head] | None = None,  # those of the task by default
+        weighed: bool = False,  # as training rows are, so that values are in units of the noise that is known
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return outputs (n, m) in float64, and for each of them the value (n, …) of its fit's function."""
         X = Inputs.of(x)
         X.check_finite()
         columns, values = [], []
-        for i, (fit, head) in enumerate(zip(fits, heads, strict=True)):
-            network = self.network(head, fit)
+        every = tuple(range(fits[0].n_returned))
+        for i, fit in enumerate(fits):
+            head = None if fit.outputs == every else self.task.head(fit.outputs)
+            network = self.network(head if heads is None else heads[i], fit)
             if i == 0:
                 self.warn_of_changed_weights(network, fit)
             if len(X) == 0:
@@ -113,7 +202,8 @@ class FitSpec:
                 check_outputs(outputs)
                 columns.append(outputs.cpu().double().numpy())
             else:
-                found, value = evaluate_rows(network, X, functions[i], fit.rows_at_once)
+                rows = self.weigh(X, fit.outputs, fit.n_returned) if weighed else X
+                found, value = evaluate_rows(network, rows, functions[i], fit.rows_at_once)
                 columns.append(found)
                 values += [value[:, o] for o in range(value.shape[1])]
         return np.concatenate(columns, axis=1), values
@@ -158,7 +248,8 @@ class FitSpec:
 
     def functions(self) -> dict[str, str]:
         """Return names of the functions that it was constructed with, which no file can hold."""
-        given = {"output": self.output, "batch": self.batch}
+        given = {"output": self.output, "batch": self.batch, "variance": self.task.variance}
+        given |= {"variance": None} if isinstance(self.task.variance, str) else {}
         names = {name: describe_setting(each) for name, each in given.items() if each is not None}
         scaler = self.task.scaler
         return names if scaler is None else names | {"target_transform": type(scaler).__name__}

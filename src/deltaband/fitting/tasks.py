@@ -5,7 +5,7 @@ Both classes have the same members; a fit knows no other difference.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from ..data.batches import check_labels, count_classes, refuse_text_labels
 from ..errors import FormulaMessage, warn
 from ..network.log_odds import joint_fisher, log_odds, own_fisher
 from ..network.network import Head
+from ..network.returned import VARIANCE_FORMS, Pick, mean_and_variance, middle_and_ends
 from ..target_transform import TargetTransform
+from ..validation import check_callable, check_choice, check_ints
 from .fit import Fit, check_outputs
 
 TOLERABLE_WIDTH_ERROR = 0.05
@@ -34,15 +36,46 @@ class Regression:
     per_output: bool = False
     units: TargetTransform | None = None
     keeps_residuals: bool = True  # whether a fit keeps some residuals, from which the noise can be learnt
+    variance: str | Pick | None = None  # how the network returns a variance of its own, if it does
+    quantiles: tuple[float, ...] | None = None  # the levels of a network that returns (lower, middle, upper)
 
     n_counts: ClassVar[int] = 0  # how many numbers are counted over the rows
     has_noise: ClassVar[bool] = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
     no_gradient_hint: ClassVar[str] = ""  # why else all gradients may be zero
 
+    @classmethod
+    def of(
+        cls, outputs: Any, per_output: bool, target_transform: Any, noise: Any, variance: Any, quantiles: Any
+    ) -> Self:
+        """Return the task for the arguments of an estimator, checked."""
+        chosen = None
+        if outputs is not None:
+            chosen = check_ints(outputs, "outputs must be the number of an output or a list of numbers")
+        units = None if target_transform is None else TargetTransform.of(target_transform)
+        check_choice(noise, "noise", ("auto", "none"))
+        if isinstance(variance, str):
+            check_choice(variance, "variance", tuple(VARIANCE_FORMS))
+        else:
+            check_callable(variance, "variance")
+        if quantiles is not None:
+            quantiles = tuple(float(level) for level in np.atleast_1d(quantiles))
+            if len(quantiles) != 3 or not 0 < quantiles[0] < quantiles[1] < quantiles[2] < 1:
+                raise ValueError(f"quantiles must be three levels in order, as (0.05, 0.5, 0.95), got {quantiles}")
+            if variance is not None:
+                raise ValueError("give variance= or quantiles=, not both")
+        single, keeps_residuals = isinstance(outputs, int | np.integer), noise == "auto" and quantiles is None
+        return cls(chosen, single, per_output, units, keeps_residuals, variance, quantiles)
+
     @property
     def scaler(self) -> Any:
         """The scaler that targets went through before training, if there is one."""
         return None if self.units is None else self.units.scaler
+
+    def picks(self, output: Pick | None) -> tuple[Pick | None, Pick | None]:
+        """Return the functions that pick the prediction, and what comes with it, from what the model returns."""
+        if self.variance is not None:
+            return mean_and_variance(output, self.variance)
+        return (output, None) if self.quantiles is None else middle_and_ends(output)
 
     def selected(self, n_returned: int) -> Outputs:
         """Return the outputs that there are intervals for."""
@@ -106,9 +139,15 @@ class Regression:
             return targets[:, [chosen.index(o) for o in outputs]]
         raise ValueError(
             f"the network returns {n_returned} outputs per row, and the targets have {targets.shape[1]} columns: give "
-            "one column per output, or outputs=[...] for those that have one; an output that is its own variance is "
-            "not covered"
+            "one column per output, or outputs=[...] for those that have one; for a network that returns its own "
+            "variance give variance=, and quantiles= for one that returns quantiles"
         )
+
+    def select_weights(self, outputs: Outputs, weight: Tensor, n_returned: int) -> Tensor:  # (n, len(outputs))
+        """Return the weights of these outputs, of which each row has several."""
+        if weight.shape[1] not in (n_returned, len(self.selected(n_returned))):
+            raise ValueError(f"sample_weight has {weight.shape[1]} columns, and the network {n_returned} outputs")
+        return self.select_targets(outputs, weight, n_returned)
 
     def warnings(self, fits: Sequence[Fit]) -> list[str]:
         """Return where the formula, the engine or the network should not be trusted."""
@@ -137,6 +176,7 @@ class Regression:
         outputs = self.outputs
         options: dict[str, Any] = {"outputs": outputs[0] if outputs is not None and self.single else outputs}
         options["noise"] = "auto" if self.keeps_residuals else "none"
+        options |= {"variance": self.variance if isinstance(self.variance, str) else None, "quantiles": self.quantiles}
         if self.units is None or self.units.mean is None:
             return options
         return {**options, "target_transform": (self.units.mean, self.units.std)}
@@ -165,6 +205,11 @@ class Classification:
     has_noise: ClassVar[bool] = False
     no_gradient_hint: ClassVar[str] = "; or all probabilities are 0 and 1 to the last digit, and F is zero"
     scaler: ClassVar[Any] = None
+    variance: ClassVar[None] = None
+    quantiles: ClassVar[None] = None
+
+    def picks(self, output: Pick | None) -> tuple[Pick | None, Pick | None]:
+        return output, None
 
     def groups(self, n_returned: int) -> list[Outputs]:
         n_classes, chosen = count_classes(n_returned), self.classes
@@ -209,6 +254,9 @@ class Classification:
             losses = torch.zeros_like(s).scatter_(1, truth[:, None], -logsigmoid(s.gather(1, truth[:, None])))
             correct = s.argmax(dim=1) == truth
         return losses, np.array([float(correct.sum()), float(outside)])
+
+    def select_weights(self, outputs: Outputs, weight: Tensor, n_returned: int) -> Tensor:
+        raise ValueError(f"sample_weight of a classifier must have shape (n,), got {weight.shape[1]} columns")
 
     def warnings(self, fits: Sequence[Fit]) -> list[str]:
         messages = []

@@ -159,6 +159,11 @@ class GradientBatch:
                 chosen.append(StoredBlock(tuple(part.take(index) for part in block.parts())))
         return GradientBatch(tuple(chosen))
 
+    def scaled(self, factors: Tensor) -> GradientBatch:  # (b,)
+        """Return each row times its factor."""
+        blocks = zip(self.blocks, torch.split(factors, [len(block) for block in self.blocks]), strict=True)
+        return GradientBatch(tuple(StoredBlock([part.scaled(f) for part in block.parts()]) for block, f in blocks))
+
     def split(self, size: int) -> Iterator[GradientBatch]:
         """Yield the same rows, at most `size` at a time; no row is copied."""
         for block in self.blocks:

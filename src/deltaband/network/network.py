@@ -198,14 +198,21 @@ class Network:
         return finite and torch.allclose(fast, slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max()))
 
     def gradients(self, x: Any, group: slice = slice(None)) -> tuple[Tensor, GradientBatch]:
-        """Compute outputs (b, m) and their gradients: those of the first output for all rows, then of the second…"""
+        """Compute outputs (b, m) and their gradients: those of the first output for all rows, then of the second…
+
+        The gradients of a row that has a weight are multiplied by its square root.
+        """
         x = Inputs.of(x)
-        m = len(range(self.validate(x))[group])
+        n_outputs = self.validate(x)
+        m = len(range(n_outputs)[group])
         try:
-            return self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
+            outputs, gradients = self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
         except Exception:
             self._try(x)  # explains what is wrong, if the first rows are
             raise
+        if x.weight is None:
+            return outputs, gradients
+        return outputs, gradients.scaled(x.weight.expand(-1, n_outputs)[:, group].T.reshape(-1).sqrt())
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
         layers = self.layers

@@ -64,6 +64,9 @@ class DenseRows(_Factors):
     def rows(self) -> Tensor:
         return self.values
 
+    def scaled(self, factors: Tensor) -> Self:  # (b,)
+        return replace(self, values=self.values * factors.to(self.values)[:, None])
+
     def columns(self, start: int, stop: int) -> Tensor:  # (b, stop − start)
         return self.values[:, start:stop]
 
@@ -78,6 +81,9 @@ class _Positions(_Factors):
 
     def _products(self, theirs: Any) -> Tensor:  # (…, t, t'), of each position with each other
         raise NotImplementedError
+
+    def scaled(self, factors: Tensor) -> Self:  # (b,)
+        return replace(self, **{"delta": self.delta * factors.to(self.delta)[:, None, None]})
 
     def squared_norms(self) -> np.ndarray:
         exact = self.map(_exact)

@@ -1,0 +1,57 @@
+"""What a model returns besides its prediction: variances of its own, or quantiles around it."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..validation import describe
+
+Pick = Callable[[Any], Tensor]
+# what a model may return as its variance, and how that is turned into it
+VARIANCE_FORMS: Mapping[str, Pick] = {"variance": torch.Tensor.clone, "log_variance": torch.exp, "std": torch.square}
+
+
+def part(returned: Any, index: int, of: int, what: str) -> Tensor:
+    """Return one of several parts: of a tuple, or of the columns of a tensor, which are split into as many."""
+    if isinstance(returned, Tensor):
+        rows = returned.reshape(len(returned), -1)
+        if rows.shape[1] % of == 0:
+            return rows[:, index * (rows.shape[1] // of) : (index + 1) * (rows.shape[1] // of)]
+    elif isinstance(returned, tuple | list) and len(returned) == of and all(isinstance(r, Tensor) for r in returned):
+        return returned[index]
+    raise ValueError(f"the model must return {what} as a tuple or as columns of one tensor, got {describe(returned)}")
+
+
+def mean_and_variance(output: Pick | None, variance: str | Pick) -> tuple[Pick, Pick]:
+    """Return the functions that pick the mean and the variance from what a model returns."""
+    if not isinstance(variance, str):
+        if output is None:
+            raise ValueError(
+                "variance= as a function picks the variance alone: give output=, which picks the mean, too"
+            )
+        return output, variance
+    if output is not None:
+        raise ValueError(f"variance={variance!r} is for models that return both; with output= give a function as well")
+    what = f"a mean and a {variance.replace('_', '-')}"
+    return partial(part, index=0, of=2, what=what), lambda returned: VARIANCE_FORMS[variance](
+        part(returned, 1, 2, what)
+    )
+
+
+def middle_and_ends(output: Pick | None) -> tuple[Pick, Pick]:
+    """Return the functions that pick the middle of three quantiles, and the outer ones, (b, 2)."""
+    what = "three quantiles (lower, middle, upper)"
+
+    def quantile(returned: Any, index: int) -> Tensor:
+        picked = part(returned if output is None else output(returned), index, 3, what)
+        if picked[0].numel() != 1:
+            raise ValueError(f"the model must return {what} per row, got {3 * picked[0].numel()} numbers")
+        return picked.reshape(len(picked), 1)
+
+    def ends(returned: Any) -> Tensor:
+        return torch.cat([quantile(returned, 0), quantile(returned, 2)], dim=1)
+
+    return partial(quantile, index=1), ends
