@@ -22,9 +22,8 @@ from .fitting.distributed import ProcessGroup
 from .fitting.fit import ErrorReport, Fit
 from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
-from .fitting.tasks import Classification
 from .storage import StoredBand
-from .summary import classification_summary, format_summary, regression_summary, summary_html
+from .summary import format_summary, summary_html, summary_lines
 from .validation import check_int
 
 FINISHING = threading.RLock()  # several threads may ask a band that has rows to finish
@@ -272,11 +271,7 @@ class Estimator:
 
     def summary_lines(self) -> list[tuple[str, str]]:
         """Return the lines of the summary as pairs of a label and a text."""
-        spec, fits = self.spec, self.fits_
-        if isinstance(spec.task, Classification):
-            accuracies = spec.task.accuracies(fits)
-            return classification_summary(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
-        return regression_summary(spec.model, fits, spec.damping, self._calibration)
+        return summary_lines(self.spec, self.fits_, self._calibration)
 
     def __repr__(self) -> str:
         if self._fits or self._partial:

@@ -11,6 +11,8 @@ from .damping import Damping
 from .data.batches import count_classes
 from .display import BLUE, SMALL_HEIGHT, SMALL_STYLE, VERMILLION, Markup, element, spectrum_picture
 from .fitting.fit import Fit
+from .fitting.spec import FitSpec
+from .fitting.tasks import Classification
 
 Line = tuple[str, str]  # a label, indented where it belongs to the line above, and its text
 
@@ -40,7 +42,15 @@ def summary_html(title: str, lines: Sequence[Line], fit: Fit) -> Markup:
     return element("div", *parts)
 
 
-def regression_summary(
+def summary_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibration | None) -> list[Line]:
+    """Return the lines of the summary of fits."""
+    if isinstance(spec.task, Classification):
+        accuracies = spec.task.accuracies(fits)
+        return _classification_lines(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
+    return _regression_lines(spec.model, fits, spec.damping, calibration)
+
+
+def _regression_lines(
     model: nn.Module, fits: Sequence[Fit], damping: Damping, calibration: Calibration | None
 ) -> list[Line]:
     fit, m = fits[0], sum(each.n_outputs for each in fits)
@@ -62,7 +72,7 @@ def regression_summary(
     return lines if calibration is None else lines + _calibration_lines(calibration, fit)
 
 
-def classification_summary(
+def _classification_lines(
     model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
 ) -> list[Line]:
     fit, n_all = fits[0], count_classes(fits[0].n_returned)

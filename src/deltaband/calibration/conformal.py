@@ -12,7 +12,7 @@ for y − ŷ is the largest r that lies in [√t₋, √t₊] of some scale and 
 
 Residuals are in units of the noise that is known: the standard deviation that the network itself predicts, or 1. Those
 of a network that predicts quantiles are in units of half their distance, H, around their centre, and the scores are
-those of conformalised quantile regression, |r|/σ − H in units of the target: H·(|r|/σ − 1). With σ = 1 it is that method.
+those of conformalised quantile regression, |r|/σ − H in units of the target: H·(|r|/σ − 1). With σ = 1 that is all.
 """
 
 import itertools
