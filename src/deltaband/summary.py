@@ -47,27 +47,31 @@ def summary_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibration |
     if isinstance(spec.task, Classification):
         accuracies = spec.task.accuracies(fits)
         return _classification_lines(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
-    return _regression_lines(spec.model, fits, spec.damping, calibration)
+    return _regression_lines(spec, fits, calibration)
 
 
-def _regression_lines(
-    model: nn.Module, fits: Sequence[Fit], damping: Damping, calibration: Calibration | None
-) -> list[Line]:
-    fit, m = fits[0], sum(each.n_outputs for each in fits)
+def _regression_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibration | None) -> list[Line]:
+    fit, m, quantiles = fits[0], sum(each.n_outputs for each in fits), spec.task.quantiles
     task = [] if m == 1 else [("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}")]
+    if quantiles is not None:
+        task.append(("quantiles", ", ".join(f"{level:g}" for level in quantiles)))
+    # what residuals are divided by before they are squared
+    unit = "" if spec.task.variance is None else " (in units of the network's own σ)"
+    if fit.total_weight != fit.n_rows:
+        task.append(("sum of weights", f"{fit.total_weight:.6g}"))
     losses, freedom, noise = (
         np.concatenate([getattr(each, name) for each in fits]) for name in ("losses", "degrees_of_freedom", "noise_std")
     )
-    lines = _fit_lines(model, fits, *task, ("training RMSE", _list(np.sqrt(losses / fit.n_rows))))
+    lines = _fit_lines(spec.model, fits, *task, ("training RMSE", _list(np.sqrt(losses / fit.n_rows)) + unit))
     if fit.covariance.damping is None:
         hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
         lines.append(("damping λ", f"not given{hint}"))
     else:
         per_row = m // len(fits)
         lines += [
-            *_damping_lines(fits, damping.rule(fit.n_returned), per_row, "n" if per_row == 1 else "n·m"),
+            *_damping_lines(fits, spec.damping.rule(fit.n_returned), per_row, "n" if per_row == 1 else "n·m"),
             ("degrees of freedom", f"{_list(freedom, '{:.1f}')} (n − p*)"),
-            ("noise std s", _list(noise)),
+            ("noise std s", _list(noise) + unit),
         ]
     return lines if calibration is None else lines + _calibration_lines(calibration, fit)
 

@@ -21,7 +21,7 @@ from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
 from ..results import Side
 from ..storage.encoding import storable
-from .conformal import AllOutputs, ConformalScale, EachOutput, Scales, rows_needed
+from .conformal import AllOutputs, ConformalScale, EachOutput, QuantileScale, Scales, rows_needed
 from .noise import GivenNoise, Noise, learn, with_output
 
 DRIFT_P_VALUE = 1e-3  # below it, calibration and training rows are reported to differ
@@ -42,8 +42,7 @@ class Calibration:
     guard: EachOutput | None  # the same without learnt noise, for rows far from the training rows
     noise: tuple[Noise, ...] | str  # v of each output, or why it is constant
     weighted: bool  # whether the rows had weights
-    of_quantiles: bool  # whether the network predicts quantiles
-    crossed: int  # how many rows had them in the wrong order
+    crossed: int  # how many rows had quantiles, that the network predicts, in the wrong order
     far: np.ndarray  # (m,) the leverage from which on a row is far
     score_before: float  # interval score on the calibration rows by the formula; NaN where it has no answer
     score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
@@ -82,7 +81,8 @@ class Calibration:
             none = [np.zeros((0, len(output.scales.dampings) + 1)) for output in self.conformal.outputs]
             return KnownRows(none, to.unit, np.zeros(0, dtype=bool))
         h, q = np.stack([each[:, 0] for each in found], axis=1), [each[:, 1:] for each in found]
-        q = _in_units(q, to.unit) if self.of_quantiles else q
+        if isinstance(self.conformal.outputs[0], QuantileScale):
+            q = _in_units(q, to.unit)
         q = q if isinstance(self.noise, str) else _with_noise(self.noise, spec.network(), x, to.mean, q)
         far: np.ndarray = np.any(h > self.far, axis=1) if len(self.far) else np.zeros(len(h), dtype=bool)
         return KnownRows(q, to.unit, far)
@@ -95,15 +95,16 @@ class Calibration:
 
         Both cover with their probability, and which rows are far does not depend on their targets.
         """
-        lower, upper = self.conformal.bounds(rows.q, levels, side, rows.unit if self.of_quantiles else None)
+        lower, upper = self.conformal.bounds(rows.q, levels, side)
         if self.guard is not None and rows.far is not None and rows.far.any():
             low, high = self.guard.bounds([each[rows.far] for each in rows.q], levels, side)
             lower[rows.far], upper[rows.far] = np.minimum(lower[rows.far], low), np.maximum(upper[rows.far], high)
         return lower * rows.unit[:, :, None], upper * rows.unit[:, :, None]
 
 
-def _in_units(q: Sequence[np.ndarray], unit: np.ndarray) -> list[np.ndarray]:
-    return [each / np.square(unit[:, o, None]) for o, each in enumerate(q)]
+def _in_units(q: Sequence[np.ndarray], half: np.ndarray) -> list[np.ndarray]:
+    """Return q in units of half the distance of quantiles, which is added as a last column."""
+    return [np.column_stack([each / np.square(half), half]) for each in q]
 
 
 def _with_noise(
@@ -126,13 +127,13 @@ def calibrate(
     seed: int,
 ) -> Calibration:
     """Return the calibration of fits on the rows of `batches`."""
-    of_quantiles = spec.task.quantiles is not None
-    if of_quantiles and joint:
+    quantiles = spec.task.quantiles
+    if quantiles is not None and joint:
         raise ValueError("joint=True is for several outputs; a network that predicts quantiles has one")
     networks = [spec.fitted_network(fit) for fit in fits]
     spec.check_weights(networks[0], fits[0])
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
-    learnt = [learn("none" if of_quantiles else noise, fit) for fit in fits]
+    learnt = [learn(noise if quantiles is None else "none", fit) for fit in fits]
     constant = next((each for each in learnt if isinstance(each, str)), None)
     v = [each for of_fit in learnt if not isinstance(of_fit, str) for each in of_fit]
     functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]
@@ -155,21 +156,22 @@ def calibrate(
         raise ValueError("the calibration data are empty (a generator can be read only once)")
     r, unit, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
     formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
-    q = _in_units(q, unit) if of_quantiles else list(q)
+    fitted: Any = ConformalScale.fit
+    if quantiles is not None:
+        own_levels = {"both": quantiles[2] - quantiles[0], "upper": quantiles[2], "lower": 1 - quantiles[0]}
+        q, fitted = _in_units(q, unit), partial(QuantileScale.of, own_levels=own_levels)
     plain = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
     candidates = plain if constant is not None else [each.with_noise() for each in plain]
-    halves = unit.T if of_quantiles else [None] * r.shape[1]
 
     def conformal(candidates: list[Scales]) -> EachOutput:
         if joint:
             return AllOutputs.fit(r, q, candidates, seed)
-        return EachOutput(tuple(map(ConformalScale.fit, r.T, q, candidates, halves)))
+        return EachOutput(tuple(map(fitted, r.T, q, candidates)))
 
     after = before = np.nan
     if not joint:
-        scores = map(partial(cross_calibrated_score, seed=seed, additive=of_quantiles), r.T, q, candidates, unit.T)
-        after = float(np.mean(list(scores)))
-    if not of_quantiles:
+        after = float(np.mean(list(map(partial(cross_calibrated_score, fitted, seed), r.T, q, candidates, unit.T))))
+    if quantiles is None:
         half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
         before = float((unit * interval_scores(r, -half, half, SCORE_LEVEL)).mean())
     training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
@@ -179,7 +181,7 @@ def calibrate(
     found = (before, after, drift, seen.share(hashes), seen.repeated)
     far = np.concatenate([fit.far for fit in fits])
     guard, noise = (None, constant) if constant is not None else (conformal(plain), tuple(v))
-    about = (weighted, of_quantiles, crossed, far)
+    about = (weighted, crossed, far)
     return Calibration(covariances, scales, conformal(candidates), guard, noise, *about, *found, n_rows=len(r))
 
 
@@ -201,7 +203,12 @@ def _answers(fit: Fit, covariance: Covariance, scales: Scales, g: GradientBatch)
 
 
 def cross_calibrated_score(
-    residuals: np.ndarray, q: np.ndarray, scales: Scales, unit: np.ndarray, seed: int, additive: bool = False
+    fitted: Callable[..., ConformalScale],
+    seed: int,
+    residuals: np.ndarray,
+    q: np.ndarray,
+    scales: Scales,
+    unit: np.ndarray,
 ) -> float:
     """Return the mean interval score with each tenth of the rows calibrated by the others; NaN if these are too few."""
     order = np.random.default_rng(seed).permutation(len(residuals))
@@ -210,9 +217,7 @@ def cross_calibrated_score(
         rest = np.setdiff1d(order, part)
         if len(rest) < rows_needed(SCORE_LEVEL):
             return math.nan
-        halves = (unit[rest], unit[part]) if additive else (None, None)
-        conformal = ConformalScale.fit(residuals[rest], q[rest], scales, halves[0])
-        lower, upper = conformal.bounds(q[part], (SCORE_LEVEL,), halves=halves[1])
+        lower, upper = fitted(residuals[rest], q[rest], scales).bounds(q[part], (SCORE_LEVEL,))
         scores.append(unit[part] * interval_scores(residuals[part], lower[:, 0], upper[:, 0], SCORE_LEVEL))
     return float(np.concatenate(scores).mean())
 

@@ -9,15 +9,11 @@ residuals, that of the new row, r, included, by the profile likelihood of a Gaus
 so that the scores |r|/σ of exchangeable rows are exchangeable, and their quantile covers with probability ≥ 1 − α.
 These are straight lines in t = r²: each scale is chosen on an interval [t₋, t₊] of the lower envelope, and the bound
 for y − ŷ is the largest r that lies in [√t₋, √t₊] of some scale and below its quantile times σ.
-
-Residuals are in units of the noise that is known: the standard deviation that the network itself predicts, or 1. Those
-of a network that predicts quantiles are in units of half their distance, H, around their centre, and the scores are
-those of conformalised quantile regression, |r|/σ − H in units of the target: H·(|r|/σ − 1). With σ = 1 that is all.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -32,6 +28,8 @@ RELATIVE_DAMPINGS = 10.0 ** np.arange(-8, 2)  # λ in units of the largest eigen
 VARIANCE_SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.999])  # of σ² that is b·q at the average training row
 NOISE_POWERS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # γ
 NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates or levels) array
+
+LargestScore = Callable[[np.ndarray, np.ndarray], np.ndarray]  # rows, the candidate of each -> r/σ, (rows, levels)
 
 
 @storable
@@ -92,36 +90,24 @@ class ConformalScale:
 
     scales: Scales
     unit: float  # of the scores
-    signed: np.ndarray  # (n, C) the scores r/σ, each column sorted; H·(r/σ − 1) of quantiles
-    negated: np.ndarray | None  # (n, C) and of −r, where these are not the same reversed
-    absolute: np.ndarray  # (n, C) and of |r|
+    signed: np.ndarray  # (n, C) the scores r/σ, each column sorted
+    absolute: np.ndarray  # (n, C) and |r|/σ
     sum_squares: np.ndarray  # (C,)
     log_weight: np.ndarray  # (C,) Σ log σ² + 2·prior
     best: int  # the candidate that the calibration rows alone choose
 
     @classmethod
-    def fit(cls, residuals: np.ndarray, q: np.ndarray, scales: Scales, halves: np.ndarray | None = None) -> Self:
-        """Return the scores of the calibration rows, given their residuals (n,) and variances under each λ (n, L).
-
-        Args:
-            residuals: In units of the known noise.
-            q: Likewise, in its square.
-            scales: The candidates.
-            halves: H of each row, of a network that predicts quantiles.
-        """
+    def fit(cls, residuals: np.ndarray, q: np.ndarray, scales: Scales) -> Self:  # (n,), (n, L)
+        """Return the scores of the calibration rows, given their residuals and variances under each λ."""
         squared = scales.squared(q)
         # a power of two, which changes no digit, keeps the squares from over- and underflowing
-        unit = math.ldexp(1.0, math.frexp(float(np.abs(residuals).max()))[1] - 1) if halves is None else 1.0
+        unit = math.ldexp(1.0, math.frexp(float(np.abs(residuals).max()))[1] - 1)
         signed = residuals[:, None] / unit / np.sqrt(squared)
         sum_squares = np.square(signed).sum(axis=0)
         log_weight = np.log(squared).sum(axis=0) + 2 * scales.prior
         best = int(np.argmin(np.log(np.maximum(sum_squares, 1e-300)) + log_weight / len(residuals)))
-        negated, absolute = None, np.abs(signed)
-        if halves is not None:
-            signed, negated, absolute = (halves[:, None] * (each - 1) for each in (signed, -signed, absolute))
-            negated = np.sort(negated, axis=0)
-        ordered = np.sort(signed, axis=0), negated, np.sort(absolute, axis=0)
-        return cls(scales, unit, *ordered, sum_squares, log_weight, best)
+        absolute = np.sort(np.abs(signed), axis=0)
+        return cls(scales, unit, np.sort(signed, axis=0), absolute, sum_squares, log_weight, best)
 
     @property
     def damping(self) -> float:  # of the best candidate, as what follows
@@ -145,32 +131,24 @@ class ConformalScale:
     def quantile(self, level: float) -> float:
         return float(_quantiles(self.standardised, (level,))[0])
 
-    def bounds(
-        self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both", halves: np.ndarray | None = None
-    ) -> Bounds:  # (rows, levels) each
-        """Return bounds of residuals in units of the known noise, given q (rows, L) in its square, and maybe H."""
-        step = max(1, NUMBERS_AT_ONCE // max(len(self.scales.b), len(levels)))
-        pieces = [slice(i, i + step) for i in range(0, len(q), step)]
-        parts = [self._largest_residuals(q[i], levels, side, None if halves is None else halves[i]) for i in pieces]
-        return two_bounds(np.concatenate([*parts, np.zeros((0, len(levels)))]), side)
+    def bounds(self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both") -> Bounds:  # (rows, levels) each
+        scores = {"both": self.absolute, "upper": self.signed, "lower": -self.signed[::-1]}[side]
+        quantiles = _quantiles(scores, levels).T  # (C, levels)
+        return self._bounds(q, len(levels), side, lambda rows, chosen: quantiles[chosen])
 
-    def _largest_residuals(
-        self, q: np.ndarray, levels: tuple[float, ...], side: Side, halves: np.ndarray | None
-    ) -> np.ndarray:
-        """Return the largest residual in the interval of each row and level; negated for the lower side."""
-        squared = self.scales.squared(q)
-        negated = -self.signed[::-1] if self.negated is None else self.negated
-        quantiles = _quantiles({"both": self.absolute, "upper": self.signed, "lower": negated}[side], levels).T
-        largest = np.full((len(q), len(levels)), -np.inf)
-        for rows, chosen, start, end in self._envelope(squared):
-            first, last = np.sqrt(start)[:, None], np.sqrt(end)[:, None]
-            scores = quantiles[chosen] if halves is None else 1 + quantiles[chosen] / halves[rows, None]
-            cut = np.sqrt(squared[rows, chosen])[:, None] * scores
-            # the largest r with |r| within [first, last] and r at most cut
-            above = np.where(cut >= first, np.minimum(last, cut), -np.inf)
-            below = np.where((cut < first) & (cut >= -last), np.minimum(-first, cut), -np.inf)
-            largest[rows] = np.maximum(largest[rows], np.maximum(above, below))
-        return self.unit * (np.maximum(largest, 0.0) if side == "both" else largest)
+    def _bounds(self, q: np.ndarray, n_levels: int, side: Side, largest_score: LargestScore) -> Bounds:
+        step = max(1, NUMBERS_AT_ONCE // max(len(self.scales.b), n_levels))
+        largest = np.full((len(q), n_levels), -np.inf)
+        for first in range(0, len(q), step):
+            squared = self.scales.squared(q[first : first + step])
+            for rows, chosen, start, end in self._envelope(squared):
+                lower, upper, at = np.sqrt(start)[:, None], np.sqrt(end)[:, None], first + rows
+                cut = np.sqrt(squared[rows, chosen])[:, None] * largest_score(at, chosen)
+                # the largest r with |r| within [lower, upper] and r at most cut
+                above = np.where(cut >= lower, np.minimum(upper, cut), -np.inf)
+                below = np.where((cut < lower) & (cut >= -upper), np.minimum(-lower, cut), -np.inf)
+                largest[at] = np.maximum(largest[at], np.maximum(above, below))
+        return two_bounds(self.unit * (np.maximum(largest, 0.0) if side == "both" else largest), side)
 
     def _envelope(self, squared: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
         """Walk along the lowest of the lines a + d·t, from t = 0 on, for all rows of σ² (rows, C) at once.
@@ -196,6 +174,40 @@ class ConformalScale:
 
 @storable
 @dataclass(frozen=True, eq=False)
+class QuantileScale(ConformalScale):
+    """The same for a network that predicts quantiles: residuals from their centre, in units of half their distance H.
+
+    At the level between these quantiles the scores are those of conformalised quantile regression, in units of the
+    target: |r|·H/σ − H. With σ = 1 it is that method itself. `q` has H in a last column.
+    """
+
+    own_levels: dict[str, float]  # by side
+    excess: dict[str, np.ndarray]  # by side, (n, C) H·(r/σ − 1), each column sorted
+
+    @classmethod
+    def of(cls, residuals: np.ndarray, q: np.ndarray, scales: Scales, own_levels: dict[str, float]) -> Self:
+        """Return the scores of the calibration rows."""
+        signed = residuals[:, None] / np.sqrt(scales.squared(q))
+        by_side = {"both": np.abs(signed), "upper": signed, "lower": -signed}
+        excess = {side: np.sort(q[:, -1:] * (scores - 1), axis=0) for side, scores in by_side.items()}
+        return cls(**vars(ConformalScale.fit(residuals, q, scales)), own_levels=own_levels, excess=excess)
+
+    def bounds(self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both") -> Bounds:
+        bounds, own = super().bounds(q, levels, side), self.own_levels[side]
+        columns = [i for i, level in enumerate(levels) if math.isclose(level, own)]
+        if columns:
+            excess = _quantiles(self.excess[side], (own,)).T  # (C, 1)
+
+            def largest_score(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+                return (1 + excess[chosen] / q[rows, -1:]) / self.unit
+
+            for mine, found in zip(bounds, self._bounds(q, 1, side, largest_score), strict=True):
+                mine[:, columns] = found
+        return bounds
+
+
+@storable
+@dataclass(frozen=True, eq=False)
 class EachOutput:
     """Outputs that are calibrated one by one."""
 
@@ -208,14 +220,8 @@ class EachOutput:
     def n_rows(self) -> int:
         return len(self.outputs[0].signed)
 
-    def bounds(
-        self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side, halves: np.ndarray | None = None
-    ) -> Bounds:  # (rows, m, levels)
-        pairs = enumerate(zip(self.outputs, q, strict=True))
-        bounds = [
-            output.bounds(of_output, levels, side, None if halves is None else halves[:, o])
-            for o, (output, of_output) in pairs
-        ]
+    def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> Bounds:  # (rows, m, levels)
+        bounds = [output.bounds(of_output, levels, side) for output, of_output in zip(self.outputs, q, strict=True)]
         return np.stack([low for low, _ in bounds], axis=1), np.stack([high for _, high in bounds], axis=1)
 
 
@@ -247,9 +253,7 @@ class AllOutputs(EachOutput):
     def n_rows(self) -> int:
         return len(self.scores["both"])
 
-    def bounds(
-        self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side, halves: np.ndarray | None = None
-    ) -> Bounds:  # (rows, m, levels)
+    def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> Bounds:  # (rows, m, levels)
         return two_bounds((self.scale(q) * self.units)[:, :, None] * _quantiles(self.scores[side], levels), side)
 
 
