@@ -81,6 +81,7 @@ class Calibration:
             none = [np.zeros((0, len(output.scales.dampings) + 1)) for output in self.conformal.outputs]
             return KnownRows(none, to.unit, np.zeros(0, dtype=bool))
         h, q = np.stack([each[:, 0] for each in found], axis=1), [each[:, 1:] for each in found]
+        h = h if x.weight is None else h / x.weight.numpy()
         if isinstance(self.conformal.outputs[0], QuantileScale):
             q = _in_units(q, to.unit)
         q = q if isinstance(self.noise, str) else _with_noise(self.noise, spec.network(), x, to.mean, q)

@@ -22,7 +22,7 @@ class Inputs:
     """Rows of one tensor, of several (`names` is None), or of tensors by name.
 
     `extras` are numbers of each row that the network does not see and that stay with the row: its "weight" in the fit,
-    (n, 1) or (n, m), and its "cluster", (n, 1).
+    (n, 1) or (n, m), that which was "given" if it is another, and its "cluster", (n, 1).
     """
 
     tensors: tuple[Tensor, ...]
@@ -64,6 +64,10 @@ class Inputs:
     def beside(self, **extras: Tensor) -> Self:
         """Return the same rows with these extras, besides or instead of those they have."""
         return replace(self, extras={**self.extras, **extras})
+
+    def alone(self) -> Self:
+        """Return the same rows without extras."""
+        return replace(self, extras={})
 
     @property
     def weight(self) -> Tensor | None:

@@ -163,6 +163,7 @@ def look(spec: FitSpec, batches: Batches) -> tuple[list[Outputs], Batches]:
     if batches.targets is not None:  # a long pass must not end in an error that the arrays could have given
         spec.task.check_targets(batches.targets, outputs.shape[1])
     groups = spec.task.groups(outputs.shape[1])
+    spec.weigh(first.x, groups[0], outputs.shape[1])
     if len(groups) > 1 and not batches.reiterable:
         raise ValueError(
             "per_output=True reads the data once for each output, which an iterator or generator does not allow: "
@@ -242,8 +243,8 @@ def _planned(
     spec: FitSpec, network: Network, batches: Batches, n_rows: int | None, memory: float | None
 ) -> tuple[Plan, Inputs, Batches, Probe]:
     """Return the plan, the first rows, the data as if nothing had been read, and what the network shows on them."""
-    x = (looked := batches.peek())[0].x
-    batches = looked[1]
+    looked, batches = batches.peek()
+    x = looked.x.alone()
     with plain_autograd(network.device):
         probe = network.probe(x)
         layers, network = probe.layers, network.with_layers(probe.layers)

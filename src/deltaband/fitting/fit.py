@@ -76,7 +76,7 @@ class Fit:
     n_returned: int = 1  # how many outputs the network has
     total_weight: float = 0.0  # of the rows; n_rows where they have none
     shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) the share of p* of each output
-    leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) of training rows; if exact
+    leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) if exact, without weights
     far: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) the leverage from which on a new row is far
     sample: Sample = field(default_factory=Sample)  # inputs of training rows, in random order
     residuals: Sample = field(default_factory=Sample)  # features, outputs and |residuals| of training rows
@@ -243,6 +243,7 @@ def with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fit
         h, q = values[:, :, 0], values[:, :, 1]
         own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
         shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
-    # of a row that is left out of the training rows it is h/(1 − h)
-    far = np.quantile(left_out(h) if exact else h, FAR_QUANTILE, axis=0)
-    return replace(fit, shares=shares, far=far, leverages=h if exact else fit.leverages)
+    # of a row that is left out of the training rows it is h/(1 − h); new rows have weight 1
+    given = [piece.extras["given"].numpy() for piece in rows.pieces if "given" in piece.extras]
+    far = np.quantile((left_out(h) if exact else h) / (np.concatenate(given) if given else 1.0), FAR_QUANTILE, axis=0)
+    return replace(fit, shares=shares, far=far, leverages=h if exact and not given else fit.leverages)

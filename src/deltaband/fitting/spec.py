@@ -122,10 +122,12 @@ class FitSpec:
         weight = x.weight
         if weight is not None and weight.shape[1] > 1:
             weight = self.task.select_weights(outputs, weight, n_returned)
+        if weight is not None:
+            x = x.beside(weight=weight, given=weight)
         if self.task.variance is not None:
             precision = torch.from_numpy(1 / self.noise_variances(x, outputs, first))
-            weight = precision if weight is None else precision * weight
-        return x if weight is None else x.beside(weight=weight)
+            x = x.beside(weight=precision if weight is None else precision * weight)
+        return x
 
     def reference(self, fits: Sequence[Fit], x: Inputs, outputs: np.ndarray, first: int = 0) -> Reference:
         """Return what rows with these outputs (b, m) are compared with."""
