@@ -1,7 +1,7 @@
 """What `PredictionIntervals` and `ClassificationIntervals` have in common: a `FitSpec`, and fits to training rows."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -298,25 +298,15 @@ class Estimator:
         storage.save(self, path, weights=weights, sample=sample)
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        model: nn.Module,
-        *,
-        strict: bool = True,
-        output: Callable[[Any], Tensor] | None = None,
-        batch: Callable[[Any], tuple[Any, Any]] | None = None,
-        target_transform: Any = None,
-    ) -> Self:
+    def load(cls, path: str | Path, model: nn.Module, *, strict: bool = True, **functions: Any) -> Self:
         """Return the estimator that was saved; it predicts the same, bit for bit. No code in the file is run.
 
         Args:
             path: The file.
             model: The model that it was fitted to.
             strict: Whether other weights are an error, which names the first that differs; else a warning.
-            output: The function that it was constructed with: functions are not in the file.
-            batch: Likewise.
-            target_transform: The scaler that it was constructed with; a pair (mean, std) is in the file.
+            functions: `output=`, `batch=` and `variance=`, where functions, and the scaler of `target_transform=`, that
+                it was constructed with: these are not in the file.
 
         Returns:
             The fitted estimator.
@@ -324,7 +314,7 @@ class Estimator:
         Raises:
             ArtefactError: If the file is damaged or does not belong to the model.
         """
-        band = storage.load(path, model, strict=strict, output=output, batch=batch, target_transform=target_transform)
+        band = storage.load(path, model, strict=strict, **functions)
         if not isinstance(band, cls):
             raise TypeError(f"{path} holds {type(band).__name__}: load it with {type(band).__name__}.load")
         return band

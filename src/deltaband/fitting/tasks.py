@@ -176,7 +176,9 @@ class Regression:
         outputs = self.outputs
         options: dict[str, Any] = {"outputs": outputs[0] if outputs is not None and self.single else outputs}
         options["noise"] = "auto" if self.keeps_residuals else "none"
-        options |= {"variance": self.variance if isinstance(self.variance, str) else None, "quantiles": self.quantiles}
+        options |= {"quantiles": self.quantiles} | (
+            {"variance": self.variance} if isinstance(self.variance, str) else {}
+        )
         if self.units is None or self.units.mean is None:
             return options
         return {**options, "target_transform": (self.units.mean, self.units.std)}

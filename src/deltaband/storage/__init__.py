@@ -76,6 +76,7 @@ def load(
     strict: bool = True,
     output: Any = None,
     batch: Any = None,
+    variance: Any = None,
     target_transform: Any = None,
 ) -> Any:
     """Return the `PredictionIntervals` or `ClassificationIntervals` that was saved; it predicts the same, bit for bit.
@@ -84,7 +85,7 @@ def load(
         path: The file.
         model: The model that it was fitted to.
         strict: Whether other weights are an error, which names the first that differs; else a warning.
-        output, batch: The functions that it was constructed with: these are not in the file.
+        output, batch, variance: The functions that it was constructed with: these are not in the file.
         target_transform: The scaler that it was constructed with; a pair (mean, std) is in the file.
 
     Raises:
@@ -95,7 +96,7 @@ def load(
         tree, about = json.loads(texts["tree"]), json.loads(texts["band"])
         stored = StoredBand(Path(path), about["parameters"], Decoder(tensors)(tree["options"]), tree, tensors)
         needed, restore = about["functions"], registered(about["kind"]).from_stored
-    given = {"output": output, "batch": batch, "target_transform": target_transform}
+    given = {"output": output, "batch": batch, "variance": variance, "target_transform": target_transform}
     for name, value in given.items():
         if name in needed and value is None:
             function = f"{name}={needed[name]}, which no file holds"
