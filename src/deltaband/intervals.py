@@ -121,7 +121,7 @@ class PredictionIntervals(Estimator):
         *,
         tune: bool = True,
         joint: bool = False,
-        noise: Any = "none",
+        noise: Any = "auto",
         sample_weight: Any = None,
         seed: int = 0,
     ) -> Self:
@@ -138,8 +138,8 @@ class PredictionIntervals(Estimator):
         Args:
             data: A loader of batches `(x, y)`, or the inputs with their targets `y`.
             y: The targets.
-            tune: Whether λ and b are chosen. If not, λ is that of the fit and b = 1; the coverage is then at most
-                1/(n+1) above its level.
+            tune: Whether λ and b are chosen. If not, λ is that of the fit, b = 1 and no noise is learnt; the coverage
+                is then at most 1/(n+1) above its level.
             joint: Whether all outputs of a row are covered at once at the level, instead of each on its own. A third of
                 the rows, drawn with `seed`, then serves the choice, and the others the quantile.
             noise: "auto" learns how large the noise is from row to row: σ² = (1 + b·q_λ)·v^(2γ), where v(x) is learnt
@@ -198,7 +198,7 @@ class PredictionIntervals(Estimator):
         check_choice(side, "side", ("both", "lower", "upper"))
         fits, units = self.fits_, self._task.units
         method = self._method(kind)
-        X = with_extras(Inputs.of(x), sample_weight)
+        X = Inputs.of(x) if sample_weight is None else with_extras(Inputs.of(x), sample_weight)
         outputs, to, rows = compared(self.spec, fits, method, X)
         if side != "both" and units is not None and units.is_decreasing(outputs):
             side = "lower" if side == "upper" else "upper"

@@ -130,11 +130,6 @@ CASES = {  # name: command, exit code, what the line says
         2,
         "give --weight-decay or --damping, or --calibration, which needs neither",
     ),
-    "noise without calibration": (
-        fit("--damping", "1", "--noise", "auto", "--out", "new.band"),
-        2,
-        "--noise auto goes with --calibration",
-    ),
     "noise of another name": (
         fit("--damping", "1", "--noise", "loud", "--out", "new.band"),
         2,

@@ -17,7 +17,7 @@ import torch
 import deltaband
 from deltaband import ClassificationIntervals, ImportantDirections, PredictionIntervals, metrics, plots
 
-EXTRAS = ("matplotlib", "sklearn", "pandas", "pyarrow", "typer", "skorch", "mapie")
+EXTRAS = ("matplotlib", "pandas", "pyarrow", "typer", "skorch", "mapie")
 
 
 def data(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -77,12 +77,6 @@ def without_extras() -> None:
         except ImportError as error:
             if "deltaband[" not in str(error):
                 raise AssertionError(f"{module.name} does not say which extra it needs: {error}") from error
-    try:
-        importlib.import_module("deltaband.sklearn")
-    except ImportError as error:
-        says_which_extra("deltaband.sklearn", str(error), "sklearn")
-    else:
-        raise AssertionError("deltaband.sklearn was imported without scikit-learn")
     intervals = deltaband.Intervals(np.zeros(3), -np.ones(3), np.ones(3), 0.9)
     for draw in (plots.band, plots.sorted_by_width):
         try:

@@ -188,7 +188,7 @@ def test_a_small_calibration_set_explains_a_deviation_but_does_not_change_the_ve
 def test_a_page_says_where_a_small_calibration_set_explains_a_deviation(calibrated, rows):
     X, y = rows[0][NEW], rows[1][NEW]
     explained = set()
-    for level in (0.5, 0.7, 0.9):
+    for level in np.arange(0.3, 0.95, 0.05).tolist():
         coverage = evaluate(calibrated, X, y, level, None).outputs[0].coverage
         remark = "A calibration on 40 rows may deviate by as much" in words(report.page(calibrated, X, y, level=level))
         assert remark == coverage.calibration_explains

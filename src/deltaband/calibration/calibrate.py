@@ -134,7 +134,7 @@ def calibrate(
     networks = [spec.fitted_network(fit) for fit in fits]
     spec.check_weights(networks[0], fits[0])
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
-    learnt = [learn(noise if quantiles is None else "none", fit) for fit in fits]
+    learnt = [learn(noise if quantiles is None and tune else "none", fit) for fit in fits]
     constant = next((each for each in learnt if isinstance(each, str)), None)
     v = [each for of_fit in learnt if not isinstance(of_fit, str) for each in of_fit]
     functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]

@@ -49,10 +49,8 @@ class BoostedNoise:
     @classmethod
     def fit(cls, features: np.ndarray, residuals: np.ndarray) -> Self:  # (n, k), (n,)
         """Learn v; columns and |residuals| are those of training rows, in any order."""
-        try:
-            from sklearn.ensemble import HistGradientBoostingRegressor
-        except ImportError as error:
-            raise ImportError("noise='auto' needs scikit-learn: pip install 'deltaband[sklearn]'") from error
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
         order = np.lexsort([*features.T, residuals])  # bags must not depend on the order in which rows came
         features, target = features[order], np.maximum(residuals[order] / residuals.mean(), SMALLEST_RESIDUAL)
         rng, baseline, trees = np.random.default_rng(0), 0.0, []

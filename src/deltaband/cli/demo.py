@@ -34,8 +34,8 @@ def demo(
     Example:
       deltaband demo --out pictures
     """
-    if missing := [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]:
-        raise Refusal(f"missing {' and '.join(missing)}: pip install 'deltaband[plots,sklearn]'")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Refusal("matplotlib is missing: pip install 'deltaband[plots]'")
     import scipy.linalg  # noqa: F401 - threadpoolctl limits the libraries that are loaded by now
     from matplotlib.figure import Figure
     from threadpoolctl import threadpool_limits  # comes with scikit-learn

@@ -84,7 +84,7 @@ def fit(
     engine_text: options.EngineText = "auto",
     memory: options.Memory = None,
     calibration: options.Calibration = None,
-    noise: options.Noise = "none",
+    noise: options.Noise = "auto",
     seed: options.Seed = 0,
     force: options.Force = False,
     as_json: options.Json = False,
@@ -112,8 +112,6 @@ def fit(
         scale = np.array(target_mean), np.array(target_std)
     rule = {"weight_decay": weight_decay, "damping": damping, "loss": loss, "batch_size": batch_size}
     settings = _check_settings(engine_text, memory, **rule, target_transform=scale, noise=noise)
-    if noise != "none" and calibration is None:
-        raise Usage("--noise auto goes with --calibration, whose rows choose how much of it to use")
     if weight_decay is None and damping is None and calibration is None:
         raise Usage("give --weight-decay or --damping, or --calibration, which needs neither")
     check_output(out, force, [".band"], [train, weights or train, Path(calibration or train), Path(model)])

@@ -9,15 +9,11 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_array, get_tags, indexable
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
-
-try:
-    from sklearn.base import BaseEstimator, RegressorMixin, clone
-    from sklearn.model_selection import train_test_split
-    from sklearn.utils import check_array, get_tags, indexable
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError as error:  # pragma: no cover
-    raise ImportError("this needs scikit-learn ≥ 1.6: pip install 'deltaband[sklearn]'") from error
 
 from ..engines import Engine
 from ..errors import UnreliableFormulaWarning
