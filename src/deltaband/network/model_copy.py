@@ -9,6 +9,7 @@ import copy
 import hashlib
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property, reduce
@@ -316,10 +317,9 @@ class _Description:
             raise TypeError("the copy of a table that is shortened has a weight of its own")
         for key, value in list(vars(module).items()):
             if key in ("_parameters", "_buffers"):
-                registered = [(name, w) for name, w in value.items() if w is not None]
-                yield key, *[(name, self._tensor(w, self._tensors)) for name, w in registered]
-            elif isinstance(value, np.ndarray):  # shared with the copy
-                yield key, id(value)
+                yield key, *[(name, self._tensor(w, self._tensors)) for name, w in value.items() if w is not None]
+            elif isinstance(value, np.ndarray) or (type(value) in (dict, OrderedDict) and not value):
+                yield key, id(value)  # an array is shared with the copy; most dictionaries are of hooks that nobody has
             elif key not in IGNORED:
                 yield key, self._describe(value, SEARCHED_DEPTH)
 
