@@ -2,9 +2,9 @@
 
 from .base import Accumulator, Cost, Covariance, Engine, Known, concatenated, private, reduced, register, shared
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
-from .exact import Exact, free_memory
+from .exact import Exact, Problem, free_memory
 from .nystrom import Nystrom
-from .plan import Option, Plan, Problem, largest, plan_fit, registered_engines
+from .plan import Option, Plan, largest, plan_fit, registered_engines
 from .projection import RandomProjection
 from .spectral import SpectralCovariance, Spectrum
 

@@ -20,7 +20,7 @@ from ..network.gradient_batch import GradientBatch
 from ..storage import encoding
 
 if TYPE_CHECKING:
-    from .plan import Problem
+    from .exact import Problem
     from .spectral import SpectralCovariance, Spectrum
 
 Total = Callable[[np.ndarray], np.ndarray]  # an array -> its sum over several processes

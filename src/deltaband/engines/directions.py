@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -21,11 +21,8 @@ from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_choice, check_int, check_memory
 from .base import Accumulator, Cost, Engine, Known, not_regular, private, reduced, register, shared
-from .exact import eigh, kernel
+from .exact import Problem, eigh, kernel
 from .spectral import PowerLawTail, SketchedCovariance, power_law
-
-if TYPE_CHECKING:
-    from .plan import Problem
 
 Score = Callable[[np.ndarray, float], np.ndarray]
 

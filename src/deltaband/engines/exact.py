@@ -1,6 +1,6 @@
 """The exact delta method: one Cholesky factor, of p × p or of n × n numbers, whichever is smaller.
 
-Below it are its Gram matrices, which other engines use too, and how much memory there is for them.
+Below it are its Gram matrices, which other engines use too, and what their cost depends on: sizes, and free memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import itertools
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,11 +17,9 @@ from torch import Tensor
 
 from ..errors import SingularMatrixError, warn
 from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
+from ..storage.encoding import storable
 from .base import Accumulator, Cost, Covariance, Engine, Known, concatenated, not_regular, reduced, register, shared
 from .spectral import SpectralCovariance
-
-if TYPE_CHECKING:
-    from .plan import Problem
 
 BLOCK_COLUMNS = 256  # of a matrix that is copied piece by piece
 FACTOR_BYTES, EIGENVECTOR_BYTES = 8.0, 24.0  # of an entry: LAPACK factorises in place, its eigenvectors take three
@@ -294,6 +292,34 @@ def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
 def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
     """SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result."""
     assert np.shares_memory(result, matrix), "LAPACK worked on a copy"
+
+
+@storable
+@dataclass(frozen=True)
+class Problem:
+    """The sizes that the memory and time of an engine depend on, known before the first row."""
+
+    n_rows: int | None
+    n_parameters: int
+    itemsize: int  # bytes of a number in a gradient
+    factor_bytes: int  # of one row's gradient, layer by layer
+    input_bytes: int  # of one row's input
+    inner_flops: float = 0.0  # of an inner product of two rows' gradients; 0: as many as there are factors
+    row_seconds: float = 0.0  # to compute one row's gradient
+    damped: bool = True  # whether λ is known
+    reiterable: bool = True  # whether the data can be read twice
+    recomputed: bool = False  # whether only the inputs of rows are kept, and their gradients computed again
+
+    @property
+    def product_flops(self) -> float:
+        """The cost of an inner product of two rows."""
+        return self.inner_flops or 2.0 * self.factor_bytes / self.itemsize
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """What recomputing rows takes: a copy of the weights, and the factors of some rows that meet some others."""
+        weights = self.n_parameters * self.itemsize
+        return weights + max(min(256 * 2**20, 128 * self.factor_bytes), 4 * self.factor_bytes)
 
 
 def free_memory() -> float:

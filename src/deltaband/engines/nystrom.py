@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -19,11 +19,8 @@ from ..network.gradient_batch import GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_choice, check_int
 from .base import Accumulator, Cost, Engine, Known, not_regular, reduced, register, shared
-from .exact import add_gram, eigh
+from .exact import Problem, add_gram, eigh
 from .spectral import SpectralCovariance, effective
-
-if TYPE_CHECKING:
-    from .plan import Problem
 
 RELATIVE_ZERO = 1e-12  # of the largest eigenvalue of GGᵀ: below is rounding, such as between equal landmarks
 RELEVANT_ROUNDING = 0.1  # of λ

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..storage.encoding import storable
 from .base import ENGINES, Engine
-from .exact import Exact, free_memory
+from .exact import Exact, Problem, free_memory
 from .nystrom import Nystrom
 from .projection import RandomProjection
 
@@ -19,34 +19,6 @@ SMALLEST_AUTO_SIZE, LARGEST_AUTO_SIZE = 32, 4096
 LONGEST_EXACT_SECONDS = 3600.0  # after which an approximation is preferred to the exact method
 # how much longer a projection may take than landmarks: this many times, and some seconds
 SLOWDOWN_ALLOWED, SLOWDOWN_ALLOWED_SECONDS = 3.0, 600.0
-
-
-@storable
-@dataclass(frozen=True)
-class Problem:
-    """The sizes that the memory and time of an engine depend on, known before the first row."""
-
-    n_rows: int | None
-    n_parameters: int
-    itemsize: int  # bytes of a number in a gradient
-    factor_bytes: int  # of one row's gradient, layer by layer
-    input_bytes: int  # of one row's input
-    inner_flops: float = 0.0  # of an inner product of two rows' gradients; 0: as many as there are factors
-    row_seconds: float = 0.0  # to compute one row's gradient
-    damped: bool = True  # whether λ is known
-    reiterable: bool = True  # whether the data can be read twice
-    recomputed: bool = False  # whether only the inputs of rows are kept, and their gradients computed again
-
-    @property
-    def product_flops(self) -> float:
-        """The cost of an inner product of two rows."""
-        return self.inner_flops or 2.0 * self.factor_bytes / self.itemsize
-
-    @property
-    def recomputed_bytes(self) -> int:
-        """What recomputing rows takes: a copy of the weights, and the factors of some rows that meet some others."""
-        weights = self.n_parameters * self.itemsize
-        return weights + max(min(256 * 2**20, 128 * self.factor_bytes), 4 * self.factor_bytes)
 
 
 @storable

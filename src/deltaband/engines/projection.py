@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,11 +23,8 @@ from ..network.gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientB
 from ..storage.encoding import storable
 from ..validation import check_int
 from .base import Cost, Covariance, Engine, Known, not_regular, reduced, register
-from .exact import Exact, ExactRows, accumulated_fields
+from .exact import Exact, ExactRows, Problem, accumulated_fields
 from .spectral import SpectralCovariance
-
-if TYPE_CHECKING:
-    from .plan import Problem
 
 ENTRIES_PER_COLUMN = 4  # one has six times the error of q, two are nearly as good; eight or sixteen gain nothing
 COLUMNS_AT_ONCE = 10_000
