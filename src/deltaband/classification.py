@@ -49,11 +49,7 @@ class ClassificationIntervals(Estimator):
         per_output: Whether each class is taken alone, with the Fisher matrix of its one-vs-rest probability instead of
             F: the paper's suggestion. It ignores what the other classes teach about the shared weights, and is wider.
             For two classes both are the same.
-        engine: As in `PredictionIntervals`.
-        memory: As in `PredictionIntervals`.
-        parameters: As in `PredictionIntervals`.
-        output: As in `PredictionIntervals`.
-        batch: As in `PredictionIntervals`.
+        engine, memory, parameters, output, batch: As in `PredictionIntervals`.
     """
 
     def __init__(
@@ -78,7 +74,11 @@ class ClassificationIntervals(Estimator):
         predicted = isinstance(classes, str) and classes == "predicted"
         if predicted and per_output:
             raise ValueError("classes='predicted' goes with per_output=False: per_output=True is a fit for each class")
-        numbers = None if predicted else _class_numbers(classes)
+        numbers = None
+        if classes is not None and not predicted:
+            numbers = check_ints(classes, "classes must be the number of a class, a list of numbers or 'predicted'")
+            if len(set(numbers)) < len(numbers):
+                raise ValueError(f"classes={list(numbers)} holds a class more than once")
         self._task = Classification(numbers, isinstance(classes, int | np.integer), predicted, per_output)
         super().__init__(FitSpec(model, self._task, rule, parse_engine(engine), memory, parameters, output, batch))
 
@@ -140,9 +140,9 @@ class ClassificationIntervals(Estimator):
         fits, predicted = self.fits_, self._task.predicted
         functions = [getattr(self._covariance(fit), what) for fit in fits]
         binary = fits[0].n_returned <= 2
-        heads = [
-            log_odds if binary else log_odds_of_prediction if predicted else _log_odds_of(fit.outputs) for fit in fits
-        ]
+        heads: list[Head] = [log_odds if binary else log_odds_of_prediction] * len(fits)
+        if not binary and not predicted:
+            heads = [lambda z, classes=list(fit.outputs): log_odds(z)[:, classes] for fit in fits]  # type: ignore[misc]
         s, values = self.spec.evaluate(fits, x, functions, heads=heads)
         classes: Any = tuple(c for fit in fits for c in fit.outputs)
         if len(s) == 0:
@@ -161,16 +161,3 @@ class ClassificationIntervals(Estimator):
         fit, task = self._fits[0], self._task
         single = task.single or task.predicted or (task.classes is None and fit.n_returned == 1)
         return like(x, values[:, 0] if single else values, fit.dtype, toward)
-
-
-def _log_odds_of(classes: tuple[int, ...]) -> Head:
-    return lambda z: log_odds(z)[:, list(classes)]
-
-
-def _class_numbers(classes: Any) -> tuple[int, ...] | None:
-    if classes is None:
-        return None
-    chosen = check_ints(classes, "classes must be the number of a class, a list of numbers or 'predicted'")
-    if len(set(chosen)) < len(chosen):
-        raise ValueError(f"classes={list(chosen)} holds a class more than once")
-    return chosen
