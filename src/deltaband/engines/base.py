@@ -210,16 +210,8 @@ class Accumulator(ABC):
         return {name: value for name, value in self.state().items() if isinstance(value, int | float)}
 
     def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
-        """Take in the rows that accumulators in several processes have seen together, where these are sums.
-
-        Args:
-            total: Returns the sum of an array over all processes; all of them call it with arrays of the same shape.
-            n_rows: How many rows there are in all, each of `n_parameters` numbers.
-            n_parameters: The length of a row.
-
-        Returns:
-            Whether that was possible; otherwise they have to be merged one by one.
-        """
+        """Take in the rows of all processes, n in all, and return whether that was possible, which it is for sums;
+        otherwise they have to be merged one by one. `total` adds up arrays of the same shape over all processes."""
         if not self.is_sum(n_rows, n_parameters):
             return False
         for each in self._declared("sum"):

@@ -53,6 +53,7 @@ class Directions(Engine):
 
     size_setting: ClassVar[str | None] = "rank"
     adds_shift: ClassVar[bool] = True  # whether λ' is part of the answer
+    tail = "none"  # a setting of some, as is the score
 
     rank: int | Literal["auto"] = "auto"
     _: KW_ONLY
@@ -70,10 +71,6 @@ class Directions(Engine):
     @property
     def score(self) -> Score:
         return magnitude
-
-    @property
-    def tail(self) -> str:
-        return "none"
 
     def cost(self, problem: Problem) -> Cost:
         """The buffer of 2k rows and as much while it is rotated, and four (2k)² in float64."""

@@ -247,8 +247,7 @@ def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
     """Put the Cholesky factor L of A = M + λI = LLᵀ below the diagonal and on it; M stays above it.
 
-    Returns:
-        The diagonal of M, m − ‖λA⁻¹‖²_F, and the relative rounding error of bᵀA⁻¹b.
+    Return the diagonal of M, m − ‖λA⁻¹‖²_F, and the relative rounding error of bᵀA⁻¹b.
     """
     from scipy.linalg import lapack
 

@@ -101,20 +101,14 @@ def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | Non
     options = [option for option in _forms(engine or Exact(), problem, budget) if option.nbytes <= budget]
     if engine is None:
         options = [option for option in options if option.seconds <= LONGEST_EXACT_SECONDS]
-        options = options or _approximations(problem, budget)
+    if engine is None and not options:
+        # At equal memory a projection is the more accurate approximation (`python -m benchmarks.accuracy`), but it has
+        # to form every gradient, which takes longer the larger the network.
+        nystrom, projection = (_largest(cls, problem, budget / 2) for cls in (Nystrom, RandomProjection))
+        limits = [SLOWDOWN_ALLOWED * option.seconds + SLOWDOWN_ALLOWED_SECONDS for option in nystrom]
+        is_slow = any(option.seconds > limit for option in projection for limit in limits)
+        options = nystrom + projection if is_slow else projection + nystrom
     return Plan(problem, budget, engine, chosen=next(iter(options), None))
-
-
-def _approximations(problem: Problem, budget: float) -> list[Option]:
-    """Return what stands in for the exact method, the better first.
-
-    At equal memory a projection is the more accurate one (`python -m benchmarks.accuracy`), but it has to form every
-    gradient, which takes longer the larger the network.
-    """
-    nystrom, projection = (_largest(cls, problem, budget / 2) for cls in (Nystrom, RandomProjection))
-    limits = [SLOWDOWN_ALLOWED * option.seconds + SLOWDOWN_ALLOWED_SECONDS for option in nystrom]
-    is_slow = any(option.seconds > limit for option in projection for limit in limits)
-    return nystrom + projection if is_slow else projection + nystrom
 
 
 def _forms(engine: Engine, problem: Problem, budget: float) -> list[Option]:

@@ -236,12 +236,10 @@ class ModelCopyCache:
         kept: _KeptCopy | None = getattr(thread, "entry", None)
         try:
             described = _Description(unwrap(model), parameters, output)
-            if kept is None or not kept.is_valid(described):
+            known = kept.accepted if kept is not None and kept.is_valid(described) else None
+            if kept is None or known is None or time.monotonic() > kept.expires:
                 kept = thread.entry = _KeptCopy(described, model, parameters, output)
-            elif time.monotonic() > kept.expires:
-                known, kept = kept.accepted, _KeptCopy(described, model, parameters, output)
-                kept.accepted.update(known)
-                thread.entry = kept
+                kept.accepted.update(known or {})
             return kept
         except Exception:  # not to be followed; or not to be copied, which says so itself
             thread.entry = None
