@@ -43,7 +43,10 @@ def mean_width(y: Any, intervals: Intervals) -> float | np.ndarray:
         y, intervals: As in `coverage`.
 
     Returns:
-        The mean width in standard deviations of the targets; an error if all targets are equal.
+        The mean width in standard deviations of the targets.
+
+    Raises:
+        ValueError: If all targets are equal.
     """
     y, _, lower, upper = _read(y, intervals)
     if (np.ptp(y, axis=0) == 0.0).any():
@@ -85,7 +88,12 @@ def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
 
 
 def interval_scores(y: np.ndarray, lower: np.ndarray, upper: np.ndarray, level: Any) -> np.ndarray:
-    """Return Winkler's score of each row."""
+    """Return Winkler's score of each row.
+
+    Args:
+        y, lower, upper: Targets and bounds, of shapes that broadcast.
+        level: The level of the intervals.
+    """
     missed_by = np.maximum(lower - y, 0.0) + np.maximum(y - upper, 0.0)
     return upper - lower + 2.0 / (1.0 - level) * missed_by
 

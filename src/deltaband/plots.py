@@ -77,6 +77,9 @@ def fitted(
 
     Returns:
         The Axes.
+
+    Raises:
+        ValueError: If the arguments do not say what to draw.
     """
     m = 1 if np.ndim(intervals.mean) == 1 else np.shape(intervals.mean)[1]
     if output is None and m > 1:
@@ -110,6 +113,9 @@ def sorted_by_width(y: Any, intervals: Intervals, *, ax: Axes | None = None) -> 
 
     Returns:
         The Axes; their title states the coverage.
+
+    Raises:
+        ValueError: If there are several levels.
     """
     share = coverage(y, intervals)
     if isinstance(share, np.ndarray):
@@ -147,6 +153,9 @@ def spectra(approximate: Spectrum, exact: Spectrum | None = None, *, ax: Axes | 
 
     Returns:
         The Axes.
+
+    Raises:
+        ValueError: If the spectrum is empty.
     """
     if len(approximate.singular_values) == 0:
         raise ValueError("the spectrum is empty: the sketch holds no directions")

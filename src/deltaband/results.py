@@ -68,6 +68,9 @@ class Intervals:
 
         Returns:
             The data frame, in the precision of the intervals.
+
+        Raises:
+            ValueError: If there are not as many names as outputs.
         """
         several = np.ndim(self.mean) > 1
         if outputs is not None and not several:

@@ -33,10 +33,8 @@ CALIBRATION = (
     "rows where numpy.random.default_rng(SEED).random(n) < FRACTION; train without them."
 )
 NOISE = "How large noise is, for --calibration: the same everywhere, or learnt from row to row (auto)."
-ENGINES = (
-    "auto, exact, nystrom:landmarks=2000, random-projection:dim=4096, important-directions:rank=200, "
-    "robust-frequent-directions:rank=200 or frequent-directions:rank=200."
-)
+SIZES = {name: cls.size_setting for name, cls in registered_engines().items()}
+ENGINES = f"auto, {', '.join(f'{name}:{size}=500' if size else name for name, size in SIZES.items())}."
 WEIGHTS = "Weights of the network: .safetensors, or a .pt state dict; only tensors are loaded."
 TRUST = "Load a .pt2 file although that can run code in it. Only if you trust the file."
 FEATURES = "The columns that go into the network, in its order. Default: all but the targets."

@@ -131,7 +131,12 @@ def reduced(how: Literal["sum", "max"], default: Any = None, *, upper_triangle: 
 
 
 def shared(default: Any = None, *, check: bool = True) -> Any:
-    """Declare a field that all parts of the rows have in common; `check`: merging refuses where it differs."""
+    """Declare a field that all parts of the rows have in common.
+
+    Args:
+        default: The value before the first row.
+        check: Whether merging refuses where it differs.
+    """
     return field(default=default, metadata={"combine": "shared", "check": check})
 
 

@@ -105,11 +105,13 @@ class Directions(Engine):
 @register
 @dataclass(frozen=True)
 class RobustFrequentDirections(Directions):
-    """Robust Frequent Directions: keeps the largest singular values. `rank`, `compress`: as `ImportantDirections`.
+    """Robust Frequent Directions: keeps the largest singular values.
 
-    `tail="estimate"` replaces λ' by an estimate from the energy of J that the sketch misses: on networks the error of
-    the widths was a half to a sixth. Rows far outside the data get too large a q rather than too small a one; where p*
-    comes near n, calibrate. `tail="none"` is the algorithm as published, to the letter.
+    Args:
+        rank, compress, memory: As in `ImportantDirections`.
+        tail: "estimate" replaces λ' by an estimate from the energy of J that the sketch misses: on networks the error
+            of the widths was a half to a sixth. Rows far outside the data get too large a q rather than too small a
+            one; where p* comes near n, calibrate. "none" is the algorithm as published, to the letter.
     """
 
     tail: Literal["none", "estimate"] = field(default="estimate", kw_only=True)
@@ -118,14 +120,18 @@ class RobustFrequentDirections(Directions):
 @register
 @dataclass(frozen=True)
 class ImportantDirections(Directions):
-    """Robust Important Directions: keeps those of highest `score(d, λ)`, one for each d, by default d²/(d²+λ)².
+    """Robust Important Directions: keeps those of the highest score, by default d²/(d²+λ)².
 
-    `compress=True` shrinks once more at the end, to at most `rank` directions, as the authors' code does; the
-    algorithms as printed keep up to 2·rank − 1. `rank="auto"` doubles the rank while the kept singular values span
-    less than three orders of magnitude and the sketch stays within `memory` bytes.
-
-    `tail="estimate"` replaces λ' by an estimate from the energy of J that the sketch misses. It mends p*; q only at a
-    large enough rank: where the score drops the largest directions, the sketch meets them again with too small a d.
+    Args:
+        rank: How many; "auto" doubles the rank while the kept singular values span less than three orders of magnitude
+            and the sketch stays within `memory` bytes.
+        compress: Whether to shrink once more at the end, to at most `rank` directions, as the authors' code does; the
+            algorithms as printed keep up to 2·rank − 1.
+        memory: Bytes for `rank="auto"`.
+        score: A function of the singular values d and of λ that returns a number for each d.
+        tail: "estimate" replaces λ' by an estimate from the energy of J that the sketch misses. It mends p*; q only at
+            a large enough rank: where the score drops the largest directions, the sketch meets them again with too
+            small a d.
     """
 
     needs_damping: ClassVar[bool] = True
@@ -137,7 +143,11 @@ class ImportantDirections(Directions):
 @register
 @dataclass(frozen=True)
 class FrequentDirections(Directions):
-    """Frequent Directions: as `RobustFrequentDirections`, without λ'. Then 0 ≤ JᵀJ − BᵀB ≤ `error_bound`·I."""
+    """Frequent Directions: as `RobustFrequentDirections`, without λ'. Then 0 ≤ JᵀJ − BᵀB ≤ `error_bound`·I.
+
+    Args:
+        rank, compress, memory: As in `ImportantDirections`.
+    """
 
     is_planned: ClassVar[bool] = False
     adds_shift: ClassVar[bool] = False

@@ -34,11 +34,14 @@ PROBE_ROWS = 200  # rows beside the landmarks, from which the spread of the tail
 class Nystrom(Engine):
     """q, h and p* in the span of `landmarks` training rows: 32·landmarks² bytes, and the landmarks.
 
-    What lies outside the span is measured; `tail="estimate"` adds an estimate of its part, `tail="none"` does not.
     Equals `Exact()` where there are as many landmarks as rows. `PredictionIntervals.fit` reads the data twice.
 
-    `choose="random"` draws landmarks uniformly, `choose="leverage"` from twice as many rows by their leverage among
-    these: that finds rows of a rare kind and tightens the bounds, but on ordinary data q and p* are no better.
+    Args:
+        landmarks: How many rows; where there are fewer, all of them.
+        choose: "random" draws them uniformly, "leverage" from twice as many rows by their leverage among these: that
+            finds rows of a rare kind and tightens the bounds, but on ordinary data q and p* are no better.
+        tail: Whether to "estimate" what lies outside the span, and is measured, or to add "none" of it.
+        seed: Seed for drawing the rows.
     """
 
     size_setting: ClassVar[str | None] = "landmarks"

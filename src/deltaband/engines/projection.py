@@ -42,6 +42,10 @@ class RandomProjection(Engine):
     While tr H < dim there is next to no error on average over seeds, so dim should be above p*. With one seed h and q
     of a row unlike the training rows are off by about √(2/(dim − tr H²))·h, of others by less. Where λ is so small that
     tr H would exceed dim, the answers are those for the λ with tr H = dim, and `fit` warns.
+
+    Args:
+        dim: How many dimensions; from p on there is nothing to project.
+        seed: Seed for S.
     """
 
     size_setting: ClassVar[str | None] = "dim"

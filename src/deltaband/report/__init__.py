@@ -88,7 +88,7 @@ def write(path: str | Path, band: PredictionIntervals, x: Any, y: Any, **options
 
     Args:
         path: The file.
-        band: As in `page`, and so are `x`, `y` and the options.
+        band, x, y, options: As in `page`.
 
     Returns:
         The path of the file.

@@ -242,7 +242,14 @@ class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self.is_fitted
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Return the regressor itself, or raise NotFittedError if the band is not fitted; nothing is trained."""
+        """Return the regressor itself: nothing is trained.
+
+        Args:
+            X, y: Ignored.
+
+        Raises:
+            NotFittedError: If the band is not fitted.
+        """
         self.band.summary()
         return self
 
