@@ -144,11 +144,7 @@ def fit(
     notes = {"model": model, **{kind: json.dumps(each) for kind, each in names.items()}, "train": train.name}
     notes |= {} if calibration is None else {"calibration": calibration}
     storage.save(band, out, weights=True, notes=notes, overwrite=force)
-    sizes = {
-        "bytes": out.stat().st_size,
-        "rows": band.n_rows_,
-        "calibration_rows": n_calibration if calibration else None,
-    }
+    sizes = {"bytes": out.stat().st_size, "rows": band.n_rows_, "calibration_rows": n_calibration or None}
     found = {name: getattr(band, f"{name}_") for name in ("damping", "effective_parameters", "noise_std")}
     found = {"parameters": band.n_parameters_, **found, "seconds": time.perf_counter() - start}
     text = f"saved {out}, {megabytes}: {', '.join(rows.targets)} from {join_names(rows.features)}"

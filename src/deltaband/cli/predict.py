@@ -46,8 +46,7 @@ def predict(
 
     The new columns are prediction, and lower_95 and upper_95 for each level; with several targets their names follow:
     prediction_price, lower_95_price. Calibrated intervals have a column far, true for rows far from the training rows.
-    Other columns are copied. CSV and Parquet files are read and written batch by
-    batch; .npz files are held in memory.
+    Other columns are copied. CSV and Parquet files are read and written in batches; .npz files are held in memory.
 
     \b
     Examples:

@@ -59,6 +59,7 @@ class Engine(ABC):
     is_exact: ClassVar[bool] = False  # whether the covariance is always exact
     size_setting: ClassVar[str | None] = None  # the field that a plan chooses as large as memory allows
     is_planned: ClassVar[bool] = True  # whether a plan lists an engine that has a `size_setting`
+    seed = 0  # for drawing the sample; a setting of engines that want one
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -68,11 +69,6 @@ class Engine(ABC):
     @property
     def sample_size(self) -> int:
         """How many training rows, drawn at random, `start` is given; most engines want none."""
-        return 0
-
-    @property
-    def seed(self) -> int:
-        """The seed for drawing that sample."""
         return 0
 
     @abstractmethod

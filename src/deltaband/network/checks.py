@@ -233,21 +233,14 @@ def _verify_candidates(
             for dim in list(by_dim):
                 if not _equal(by_dim[dim].take(slice(i, i + 1)), expected, scale):
                     del by_dim[dim]
-            if scale > 0:
-                signatures[name].append(_signature(expected))
+            if scale > 0:  # a number that unequal gradients are unlikely to share
+                weights = [torch.arange(1, len(piece) + 1, device=piece.device).remainder(97) for piece in expected]
+                signatures[name].append(sum(float((a.abs() * w).sum()) for a, w in zip(expected, weights, strict=True)))
     return outputs.detach(), {
         name: (dim := min(by_dim), by_dim[dim].take(slice(0, 1)), frozenset(call.given for call in calls[name]))
         for name, by_dim in guesses.items()
         if by_dim and len(values := signatures[name]) > 1 and max(values) - min(values) > 1e-4 * max(values)
     }
-
-
-def _signature(gradient: list[Tensor]) -> float:
-    """Return a number that unequal gradients are unlikely to share."""
-    return sum(
-        float((piece.abs() * torch.arange(1, len(piece) + 1, device=piece.device).remainder(97)).sum())
-        for piece in gradient
-    )
 
 
 def _equal(part: Part, expected: list[Tensor], scale: float) -> bool:
