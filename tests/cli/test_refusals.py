@@ -271,7 +271,7 @@ def test_options_that_make_no_sense_are_refused(refused):
     assert refused(2, "loss must be one of 'mean', 'half_mean', 'sum'", *fit(*WD, "--loss", "huber"))
     assert refused(2, "batch_size goes with loss='sum'", *fit(*WD, "--batch-size", 10))
     assert refused(2, "weight_decay must be a finite number", *fit("--weight-decay", "nan", "--out", "new.band"))
-    assert refused(2, "is no key=value of exact, which has no settings", *fit(*WD, "--engine", "exact:rank=3"))
+    assert refused(2, "is not a key=value of exact, which has no settings", *fit(*WD, "--engine", "exact:rank=3"))
     assert refused(
         2,
         "did you mean 'rank'.*which takes rank, compress, memory, tail",

@@ -84,7 +84,7 @@ def test_the_command_line_takes_it_by_module_and_class(diagonal):
     assert parse_engine("own_engine_of_the_docs:Diagonal:scale=3.5") == diagonal(scale=3.5)
     assert parse_engine("diagonal:scale=3.5") == diagonal(scale=3.5)  # once it is imported
     assert registered_engines()["diagonal"] is diagonal
-    with pytest.raises(Usage, match="'rank=3' is no key=value of own_engine_of_the_docs:Diagonal, which takes scale"):
+    with pytest.raises(Usage, match="is not a key=value of own_engine_of_the_docs:Diagonal, which takes scale"):
         parse_engine("own_engine_of_the_docs:Diagonal:rank=3")
     with pytest.raises(Usage, match="has no engine 'np'"):
         parse_engine("own_engine_of_the_docs:np")

@@ -250,7 +250,7 @@ def test_a_score_of_the_users_is_missed_only_where_it_is_needed(tmp_path):
     band = fitted(engine=ImportantDirections(10, score=lambda d, damping: d))
     loaded = there_and_back(band, tmp_path / "x.band")
     assert same(band, loaded)
-    with pytest.raises(ValueError, match="is a function of yours, which no file holds"):
+    with pytest.raises(ValueError, match="is your own function, which no file holds"):
         loaded.fit(X, Y, progress=False)
 
 

@@ -96,7 +96,7 @@ def engine(text: str) -> Engine | Literal["auto"]:
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals or key not in defaults:
-            raise Usage(f"--engine: {part!r} is no key=value of {name}{near(key, defaults)}, which {takes}")
+            raise Usage(f"--engine: {part!r} is not a key=value of {name}{near(key, defaults)}, which {takes}")
         try:
             number = value.capitalize() if value.lower() in ("true", "false") else value
             values[key] = nbytes(value, "memory") if key == "memory" else ast.literal_eval(number)

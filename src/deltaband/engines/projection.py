@@ -105,7 +105,7 @@ class ProjectedRows(ExactRows):
         S, full_rank = self._projection(), min(self.n_rows, self.n_parameters)
         if S is None:
             return super().finalise(damping)
-        if damping == 0.0:  # what S leaves out cannot be told from what J does not determine
+        if damping == 0.0:  # what S leaves out cannot be distinguished from what J does not determine
             raise not_regular(f"the projection holds {S.dim} of {S.n_parameters} directions")
         exact = super().finalise(None).eigendecomposed()
         return ProjectedCovariance(damping, exact.eigenvalues, S, exact, full_rank)

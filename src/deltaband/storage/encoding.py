@@ -33,7 +33,7 @@ _REGISTERED: dict[str, Any] = {}
 def storable(cls: T) -> T:
     """Register a dataclass, a NamedTuple or a function by its name, so that files can hold it.
 
-    A class of the same name that is defined again, as in a notebook, takes the place of the one before.
+    A class of the same name that is defined again, as in a notebook, replaces the one before.
     """
     known = _REGISTERED.get(cls.__name__)
     if known is not None and _is_own(known) and known.__module__ != cls.__module__:
@@ -173,7 +173,7 @@ def describe_setting(value: Any) -> str:
 
 
 def _missing_function(name: str, *args: Any) -> Any:
-    raise ValueError(f"{name!r} is a function of yours, which no file holds: construct the engine again with it")
+    raise ValueError(f"{name!r} is your own function, which no file holds: construct the engine again with it")
 
 
 def _is_own(cls: Any) -> bool:
