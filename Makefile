@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python -m deltaband.cli demo
+	$(BIN)/python -m examples.demo
 
 # Two processes, each with whole files, which share costly fixtures.
 test: $(READY)

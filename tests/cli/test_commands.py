@@ -165,26 +165,17 @@ def test_help_teaches_and_the_version_is_told(folder):
     assert code == 0
     assert "deltaband predict price.band" in out
     assert main(["--version"]) == 0
-    for command in ("demo", "plan", "fit", "predict", "evaluate", "inspect", "report"):
+    for command in ("plan", "fit", "predict", "evaluate", "inspect", "report"):
         assert f"\n  {command} " in out
 
 
-@pytest.mark.parametrize("command", ["demo", "plan", "fit", "predict", "evaluate", "inspect", "report"])
+@pytest.mark.parametrize("command", ["plan", "fit", "predict", "evaluate", "inspect", "report"])
 def test_the_help_of_each_command_has_an_example(command, capsys):
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out
     assert "Example" in out
     assert f"      deltaband {command}" in out or f"    deltaband {command}" in out
     assert "--json" in out
-
-
-def test_the_demo_is_one_implementation(folder, capsys):
-    code, out, _ = run("demo", "--steps", 20, "--out", "pictures", "--json", folder=folder)
-    assert code == 0
-    found = json.loads(out)
-    assert [each["data"] for each in found["results"]] == ["gap"] * 3 + ["diabetes"] * 3
-    assert found["pictures"] == ["pictures/gap.png", "pictures/diabetes.png"]
-    assert all((folder / each).stat().st_size > 10_000 for each in found["pictures"])
 
 
 # --- Ctrl-C and memory

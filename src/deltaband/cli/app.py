@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from ..version import __version__
-from .demo import demo
 from .fit import fit, plan
 from .output import Usage
 from .predict import evaluate, inspect, predict, report
@@ -18,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (demo, plan, fit, predict, evaluate, inspect, report):
+for command in (plan, fit, predict, evaluate, inspect, report):
     app.command()(command)
 
 

@@ -1,57 +1,46 @@
-"""A tour of deltaband in a minute: the command `deltaband demo`."""
+"""A tour of deltaband in a minute: `python -m examples.demo`, or `make demo`.
 
-import importlib.util
+Two networks are trained, three engines put intervals around their predictions, and two pictures are saved.
+"""
+
+import argparse
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import scipy.linalg  # noqa: F401 - threadpoolctl limits the libraries that are loaded by now
 import torch
-import typer
+from matplotlib.figure import Figure
+from sklearn.datasets import load_diabetes
+from threadpoolctl import threadpool_limits
 from torch import nn
 
-from .. import metrics, plots
-from ..engines import Engine, Exact, ImportantDirections, RobustFrequentDirections
-from ..intervals import PredictionIntervals
-from . import options
-from .output import Refusal, format_table, print_result
+from deltaband import Exact, ImportantDirections, PredictionIntervals, RobustFrequentDirections, metrics, plots
+from deltaband.cli.output import format_table
+from deltaband.engines import Engine
 
 TRAINING_STEPS = 3000
 METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
 HEADER = ("data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds")  # of the table
 
 
-def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pictures.")] = Path("demo-output"),
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps of each network.")] = TRAINING_STEPS,
-    as_json: options.Json = False,
-) -> None:
-    """Take a tour in a minute.
-
-    Two networks are trained, three engines put intervals around their predictions, and two pictures are saved.
-
-    \b
-    Example:
-      deltaband demo --out pictures
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise Refusal("matplotlib is missing: pip install 'deltaband[plots]'")
-    import scipy.linalg  # noqa: F401 - threadpoolctl limits the libraries that are loaded by now
-    from matplotlib.figure import Figure
-    from threadpoolctl import threadpool_limits  # comes with scikit-learn
-
-    out.mkdir(parents=True, exist_ok=True)
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Train two networks, put intervals around their predictions.")
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the pictures")
+    parser.add_argument("--steps", type=int, default=TRAINING_STEPS, help="training steps of each network")
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
     pictures, scores = [], []
     with threadpool_limits(1):  # matrices this small gain nothing from a second core, and lose minutes where it is busy
         for make, draw, size in ((gap, _draw_gap, (8, 4.2)), (diabetes, _draw_diabetes, (12, 4.5))):
-            problem, figure = make(steps), Figure(figsize=size, layout="constrained")
+            problem, figure = make(given.steps), Figure(figsize=size, layout="constrained")
             draw(problem, figure)  # before the engines are timed: torch has warmed up then
-            pictures.append(out / f"{problem.name}.png")
+            pictures.append(given.out / f"{problem.name}.png")
             figure.savefig(pictures[-1], dpi=160)
             scores += compare(problem)
-    table = format_table([dict(zip(HEADER, score.values(), strict=True)) for score in scores])
-    text = f"{table}\n\nsaved {' and '.join(map(str, pictures))}"
-    print_result({"results": scores, "pictures": pictures}, text, as_json)
+    print(format_table([dict(zip(HEADER, score.values(), strict=True)) for score in scores]))
+    print(f"\nsaved {' and '.join(map(str, pictures))}")
 
 
 class Problem(NamedTuple):
@@ -97,8 +86,6 @@ def gap(steps: int = TRAINING_STEPS) -> Problem:
 
 def diabetes(steps: int = TRAINING_STEPS) -> Problem:
     """Train on scikit-learn's diabetes data: 442 patients, ten measurements, the progression a year later."""
-    from sklearn.datasets import load_diabetes
-
     x, y = load_diabetes(return_X_y=True)
     train, test = np.split(np.random.default_rng(0).permutation(len(y)), [331])
     x, y = ((values - values[train].mean(axis=0)) / values[train].std(axis=0) for values in (x, y))
@@ -140,3 +127,7 @@ def _draw_diabetes(problem: Problem, figure: Any) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     plots.sorted_by_width(problem.y_test, exact.predict(problem.x_test), ax=left)
     plots.spectra(sketch.spectrum(), exact.spectrum(), ax=right).set_title(f"ImportantDirections, rank {problem.rank}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,6 @@
 """The demo prints its table, saves its pictures, and shows what it promises."""
 
 import contextlib
-import importlib.util
 import io
 import re
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from deltaband import Exact
-from deltaband.cli import demo, main
+from examples import demo
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -21,7 +20,7 @@ def short_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        assert main(["demo", "--out", str(out), "--steps", "150"]) == 0
+        demo.main(["--out", str(out), "--steps", "150"])
     return out, printed.getvalue()
 
 
@@ -53,14 +52,6 @@ def test_both_pictures_are_saved_where_the_last_line_says(short_run):
         content = (out / name).read_bytes()
         assert content.startswith(PNG)
         assert len(content) > 20_000  # not an empty canvas
-
-
-def test_without_its_extras_the_demo_says_what_to_install(monkeypatch, capsys, tmp_path):
-    installed = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else installed(name))
-    assert main(["demo", "--out", str(tmp_path / "nothing")]) == 1
-    assert "matplotlib is missing: pip install 'deltaband[plots]'" in capsys.readouterr().err
-    assert not (tmp_path / "nothing").exists()
 
 
 @pytest.mark.slow
