@@ -113,11 +113,11 @@ def test_weighted_rows_give_the_wls_intervals_of_statsmodels(engine):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("clustered", [False, True])
-@pytest.mark.parametrize("kind", ["HC0", "HC1", "HC2", "HC3"])
+@pytest.mark.parametrize(
+    ("kind", "clustered"),
+    [("HC0", False), ("HC1", False), ("HC2", False), ("HC3", False), ("HC0", True), ("HC1", True)],
+)
 def test_robust_covariances_give_the_standard_errors_and_intervals_of_statsmodels(kind, clustered, weighted):
-    if clustered and kind in ("HC2", "HC3"):
-        return
     rng = np.random.default_rng(4)
     X, new, c = rng.standard_normal((60, 4)), 3 * rng.standard_normal((15, 4)), rng.integers(0, 12, 60)
     w = rng.uniform(0.3, 3, 60) if weighted else np.ones(60)
@@ -132,7 +132,7 @@ def test_robust_covariances_give_the_standard_errors_and_intervals_of_statsmodel
 
     given = {"sample_weight": w if weighted else None, "clusters": c if clustered else None}
     band = PredictionIntervals(linear(fitted.params), damping=0.0, robust=kind).fit(X, y, **given, progress=False)
-    np.testing.assert_allclose(band.noise_std_ * np.sqrt(band.variance(new)), expected.sd[:, 0].ravel(), rtol=1e-8)
+    np.testing.assert_allclose(band.noise_std_ * np.sqrt(band.variance(new)), expected.sd, rtol=1e-8)
     mean = band.predict(new, 0.9, kind="mean")
     np.testing.assert_allclose(np.stack([mean.lower, mean.upper], 1), expected.conf_int(alpha=0.1), rtol=1e-8)
 
