@@ -170,7 +170,8 @@ def look(spec: FitSpec, batches: Batches) -> tuple[list[Outputs], Batches]:
     if batches.targets is not None:  # a long pass must not end in an error that the arrays could have given
         spec.task.check_targets(batches.targets, outputs.shape[1])
     groups = spec.task.groups(outputs.shape[1])
-    robust.check_clusters(spec, first.x)
+    if "cluster" in first.x.extras:
+        robust.check_clusters(spec)
     spec.weigh(first.x, groups[0], outputs.shape[1])
     if len(groups) > 1 and not batches.reiterable:
         raise ValueError(
@@ -182,7 +183,8 @@ def look(spec: FitSpec, batches: Batches) -> tuple[list[Outputs], Batches]:
 
 def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
     """Raise unless these data will do for the engine, before any of them is read."""
-    robust.check_repeatable(spec, batches)
+    if spec.task.robust is not None:
+        robust.check_repeatable(spec, batches)
     engine, damping = spec.engine, spec.damping
     if engine is None:
         return

@@ -29,9 +29,7 @@ def refuse_parts(spec: FitSpec, what: str) -> None:
 
 
 def check_repeatable(spec: FitSpec, batches: Batches) -> None:
-    """Raise unless a robust covariance, if one is wanted, can be had from these data; none is read."""
-    if spec.task.robust is None:
-        return
+    """Raise unless a robust covariance can be computed from these data, before any of them is read."""
     if not spec.damping.is_known:
         raise ValueError(f"robust={spec.task.robust!r} needs λ: give the optimiser's weight_decay=, or damping=")
     if not batches.reiterable:
@@ -41,9 +39,9 @@ def check_repeatable(spec: FitSpec, batches: Batches) -> None:
         )
 
 
-def check_clusters(spec: FitSpec, first: Inputs) -> None:
-    """Raise if the first rows have clusters, and the fit has no use for them."""
-    if "cluster" not in first.extras or spec.task.robust in ("HC0", "HC1"):
+def check_clusters(spec: FitSpec) -> None:
+    """Raise if a fit has no use for clusters."""
+    if spec.task.robust in ("HC0", "HC1"):
         return
     if spec.task.robust is None:
         raise ValueError('clusters are for robust covariances: give PredictionIntervals(..., robust="HC1") as well')
