@@ -60,6 +60,27 @@ def effective_parameters(J: np.ndarray, damping: float) -> float:
     return np.trace(2 * H - H @ H)
 
 
+def sandwich(J: np.ndarray, residuals: np.ndarray, damping: float, g: np.ndarray, kind: str, clusters=None) -> float:
+    """gᵀA⁻¹MA⁻¹g with J (n, m, p) and residuals (n, m): HC0 to HC3, each row a cluster where none are given."""
+    n, m, p = J.shape
+    rows = J.reshape(n * m, p)
+    inverse = np.linalg.inv(rows.T @ rows + damping * np.eye(p))
+    clusters = list(range(n)) if clusters is None else list(clusters)
+    labels, M = set(clusters), np.zeros((p, p))
+    for label in labels:
+        s = np.zeros(p)
+        for i in range(n):
+            for o in range(m if clusters[i] == label else 0):
+                h = J[i, o] @ inverse @ J[i, o]
+                s += residuals[i, o] * {"HC2": (1 - h) ** -0.5, "HC3": 1 / (1 - h)}.get(kind, 1.0) * J[i, o]
+        M += np.outer(s, s)
+    if kind == "HC1":
+        M *= n * m / (n * m - effective_parameters(rows, damping))
+        if len(labels) < n:
+            M *= len(labels) / (len(labels) - 1) * (n * m - 1) / (n * m)
+    return g @ inverse @ M @ inverse @ g
+
+
 def interval(
     J: np.ndarray, residuals: np.ndarray, damping: float, prediction: float, g: np.ndarray, level: float
 ) -> tuple[float, float]:

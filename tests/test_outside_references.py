@@ -112,6 +112,31 @@ def test_weighted_rows_give_the_wls_intervals_of_statsmodels(engine):
     assert band.effective_parameters_ == pytest.approx(5, rel=1e-8)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "clustered"),
+    [("HC0", False), ("HC1", False), ("HC2", False), ("HC3", False), ("HC0", True), ("HC1", True)],
+)
+def test_robust_covariances_give_the_standard_errors_and_intervals_of_statsmodels(kind, clustered, weighted):
+    rng = np.random.default_rng(4)
+    X, new, c = rng.standard_normal((60, 4)), 3 * rng.standard_normal((15, 4)), rng.integers(0, 12, 60)
+    w = rng.uniform(0.3, 3, 60) if weighted else np.ones(60)
+    y = X @ [1.0, -2.0, 0.5, 0.0] + 3 + (0.2 + np.abs(X[:, 0])) * rng.standard_normal(60)
+    unfitted = sm.WLS(y, sm.add_constant(X), w)
+    if clustered:
+        about = {"groups": c, "use_correction": kind == "HC1"}
+        fitted = unfitted.fit(cov_type="cluster", cov_kwds=about, use_t=True)
+    else:
+        fitted = unfitted.fit(cov_type=kind, use_t=True)
+    expected = fitted.t_test(sm.add_constant(new))
+
+    given = {"sample_weight": w if weighted else None, "clusters": c if clustered else None}
+    band = PredictionIntervals(linear(fitted.params), damping=0.0, robust=kind).fit(X, y, **given, progress=False)
+    np.testing.assert_allclose(band.noise_std_ * np.sqrt(band.variance(new)), expected.sd, rtol=1e-8)
+    mean = band.predict(new, 0.9, kind="mean")
+    np.testing.assert_allclose(np.stack([mean.lower, mean.upper], 1), expected.conf_int(alpha=0.1), rtol=1e-8)
+
+
 def test_weighted_least_squares_of_scikit_learn_has_those_intervals():
     rng = np.random.default_rng(4)
     X, new, w = rng.standard_normal((50, 3)), rng.standard_normal((9, 3)), rng.uniform(0.1, 3, 50)

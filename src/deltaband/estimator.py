@@ -46,6 +46,7 @@ class Estimator:
         y: Any = None,
         *,
         sample_weight: Any = None,
+        clusters: Any = None,
         n_rows: int | None = None,
         progress: bool = True,
         checkpoint: str | Path | None = None,
@@ -59,11 +60,12 @@ class Estimator:
             y: The targets of `X`; labels for a classifier.
             sample_weight: The weights of the rows of `X` in the training loss, (n,), or (n, m) for m outputs: a row of
                 weight w has the noise variance s²/w. Rows of weight zero are left out. Batches of a loader have them as
-                what the `batch` function returns third.
+                what the `batch` function returns third, or that has both: {"sample_weight": …, "clusters": …}.
+            clusters: For `robust=`, labels (n,) of the rows of `X`: errors are correlated among rows of the same label.
             n_rows: How many rows a loader without a length gives, for an engine that needs λ from the first row on.
             progress: Whether to show a progress bar.
-            checkpoint: A file for the state of the fit. Whatever ends the fit, the same call resumes from there, over
-                the same data; a DataLoader's random order is restored. It is deleted once the fit is finished.
+            checkpoint: A file for the state of the fit. Whatever ends it, the same call resumes from there, over the
+                same data, also in a DataLoader's random order. It is deleted once the fit is finished.
             checkpoint_every: Seconds between two checkpoints.
             distributed: Whether all processes of `torch.distributed` fit together, each to its share of the rows, to
                 the same band. Rows that a `DistributedSampler` repeats count once; checkpoints are numbered.
@@ -78,7 +80,7 @@ class Estimator:
             DistributedFitError: If another process has failed.
         """
         self.spec.forget()
-        read = partial(self.spec.read, data, y, n_rows, sample_weight=sample_weight)
+        read = partial(self.spec.read, data, y, n_rows, sample_weight=sample_weight, clusters=clusters)
         group = ProcessGroup(distributed)
         fits, kept = driver.fit(self.spec, read, progress, checkpoint, checkpoint_every, group)
         if messages := self.spec.task.warnings(fits):

@@ -18,7 +18,7 @@ from .engines import Engine
 from .errors import warn
 from .estimator import Estimator
 from .fitting.fit import Fit
-from .fitting.formula import Formula, compared
+from .fitting.formula import Formula, compared, in_units_of_noise
 from .fitting.spec import FitSpec, all_outputs, parse_engine
 from .fitting.tasks import Regression
 from .network.model_copy import ParameterChoice
@@ -64,15 +64,13 @@ class PredictionIntervals(Estimator):
         engine: "auto", or one of `Exact()`, `Nystrom(landmarks)`, `RandomProjection(dim)`,
             `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`. "auto" is exact
             where that fits into `memory`, and the best approximation where it does not; `plan(loader)` shows which.
-        memory: Bytes that a fit may take, by default half of what is free. A fit that would need more is refused
-            before it starts.
+        memory: Bytes that a fit may take, by default half of what is free; one that would need more is refused.
         outputs: The outputs to give intervals for, a number or a list of numbers; all by default.
         per_output: Whether each output is fitted alone, which is wider, instead of all together.
         parameters: Which trainable parameters take part: "all", "last", names such as ["head.*"], or a function of
             name and parameter.
         output: A function that picks the prediction from what the model returns.
-        batch: A function that turns a batch of the loader into inputs and targets. Inputs may be several, in a tuple,
-            or have names, in a dictionary.
+        batch: A function that turns a batch of the loader into inputs (also a tuple, or a dictionary) and targets.
         target_transform: What targets went through before training: a pair (mean, std), or a scaler with
             `inverse_transform`. `fit` and `calibrate` take targets as the network was trained on, `predict` answers
             in the original units.
@@ -82,6 +80,8 @@ class PredictionIntervals(Estimator):
             picks the variance from what the model returns, beside `output`. The loss is "gaussian_nll" by default.
         quantiles: For a network trained for quantiles with pinball loss: the levels of the three it returns, such as
             (0.05, 0.5, 0.95). `calibrate` it before `predict`.
+        robust: "HC0", "HC1", "HC2" or "HC3": the variance of predictions follows from each row's own residual instead
+            of one s² for all, for noise that differs, or is correlated within `fit(..., clusters=)`. λ must be known.
 
     Example:
         >>> band = PredictionIntervals(model, weight_decay=1e-2).fit(X, y)  # doctest: +SKIP
@@ -107,11 +107,12 @@ class PredictionIntervals(Estimator):
         noise: Literal["auto", "none"] = "auto",
         variance: Literal["variance", "log_variance", "std"] | Callable[[Any], Tensor] | None = None,
         quantiles: Sequence[float] | None = None,
+        robust: Literal["HC0", "HC1", "HC2", "HC3"] | None = None,
     ) -> None:
         rule = Damping(damping, weight_decay, loss or ("mean" if variance is None else "gaussian_nll"), batch_size)
         if loss == "cross_entropy":  # type: ignore[comparison-overlap]
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
-        self._task = Regression.of(outputs, per_output, target_transform, noise, variance, quantiles)
+        self._task = Regression.of(outputs, per_output, target_transform, noise, variance, quantiles, robust)
         super().__init__(FitSpec(model, self._task, rule, parse_engine(engine), memory, parameters, output, batch))
 
     def calibrate(
@@ -247,15 +248,16 @@ class PredictionIntervals(Estimator):
         return self._like(x, self._original(to.mean)), self._like(x, method.scale(rows))
 
     def variance(self, x: Any) -> Any:
-        """Return q = gᵀ A⁻¹JᵀJA⁻¹ g, the variance of the prediction in units of the noise variance s².
+        """Return q = gᵀ A⁻¹JᵀJA⁻¹ g (`robust`: gᵀA⁻¹MA⁻¹g/s²), the variance of the prediction in units of s².
 
         It ignores directions that the training data never touched: far outside the data it can stay small.
 
         Args:
             x: Inputs; q of each row and output is of their kind.
         """
-        functions = [self._covariance(fit).variance for fit in self.fits_]
-        return self._like(x, np.stack(self.spec.evaluate(self.fits_, x, functions)[1], 1))
+        fits = self._known_damping()
+        found = self.spec.evaluate(fits, x, [fit.variance for fit in fits])[1]
+        return self._like(x, np.stack(in_units_of_noise(fits, found), 1))
 
     def leverage(self, x: Any) -> Any:
         """Return h = gᵀ A⁻¹ g, how far a row is from what the training data determine; it grows where q may not.

@@ -103,7 +103,7 @@ def _fit_lines(model: nn.Module, fits: Sequence[Fit], *task: Line) -> list[Line]
         ("training rows", f"{fit.n_rows:,} (n)"),
         *task,
         ("gradients", fit.gradient_method),
-        ("covariance", fit.covariance.describe()),
+        ("covariance", ", ".join(each.describe() for each in (fit.covariance, fit.sandwich) if each is not None)),
     ]
     if fit.error is not None:
         widths = max(each.error.width for each in fits if each.error is not None)

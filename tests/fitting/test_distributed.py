@@ -185,6 +185,7 @@ def test_rows_that_every_process_has_read_are_told(found):
             "have different weights of 2.bias",
         ),
         ("options", "ValueError: processes 0 and 1 have different weight_decay", "different weight_decay"),
+        ("robust", "ValueError: distributed=True does not go with robust='HC1'", "does not go with robust='HC1'"),
         ("sampler", "ValueError: the DistributedSampler is for process 1 of 3", "DistributedFitError: process 1 of 2"),
         ("seeds", "ValueError: processes 0 and 1 have different DistributedSamplers, in their seed", "in their seed"),
         (

@@ -46,7 +46,7 @@ def main(rank, size, folder, case):
     if case == "weights" and rank == 1:
         with torch.no_grad():
             model[2].bias += 1e-6
-    options = {"output": lambda y: y} if case == "function" else {}
+    options = {"function": {"output": lambda y: y}, "robust": {"robust": "HC1"}}.get(case, {})
     band = PredictionIntervals(model, weight_decay=1e-3 if case == "options" and rank else 1e-2, **options)
     band.fit(X[:50], Y[:50], progress=False)
     before = answers(band)

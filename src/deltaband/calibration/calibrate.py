@@ -14,7 +14,7 @@ from ..data.inputs import Inputs
 from ..data.row_record import pair_hashes, share_by_chance
 from ..engines import Covariance
 from ..fitting.fit import Bounds, Fit, RowFunction, evaluate_rows, left_out
-from ..fitting.formula import CROSSED, KnownRows
+from ..fitting.formula import CROSSED, KnownRows, in_units_of_noise
 from ..fitting.spec import FitSpec, Reference
 from ..metrics import interval_scores
 from ..network.gradient_batch import GradientBatch
@@ -173,7 +173,8 @@ def calibrate(
     if not joint:
         after = float(np.mean(list(map(partial(cross_calibrated_score, fitted, seed), r.T, q, candidates, unit.T))))
     if quantiles is None:
-        half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + np.stack(formula, axis=1))
+        q_formula = np.stack(in_units_of_noise(fits, formula), axis=1)
+        half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + q_formula)
         before = float((unit * interval_scores(r, -half, half, SCORE_LEVEL)).mean())
     training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
     p_values = list(map(drift_p_value, training, h))
@@ -199,7 +200,7 @@ def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
 
 def _answers(fit: Fit, covariance: Covariance, scales: Scales, g: GradientBatch) -> np.ndarray:  # (b, 2 + L)
     """Return q by the formula, the leverage, and q under every λ of the scales."""
-    formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.covariance.variance(g)
+    formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.variance(g)
     return np.column_stack([formula, fit.reference.leverage(g), covariance.variances(g, scales.dampings)])
 
 

@@ -212,6 +212,8 @@ def with_extras(x: Inputs, sample_weight: Any = None, clusters: Any = None, firs
             raise ValueError(f"clusters must have one label per row: shape {labels.shape}, {len(x)} rows")
         if labels.dtype.kind not in "iubUSO":
             raise TypeError(f"clusters must be whole numbers or words, got {labels.dtype}")
+        if missing := [i for i, label in enumerate(labels) if label is None or label != label]:
+            raise ValueError(f"clusters have no label in row {first_row + missing[0]}: give each row one")
         if labels.dtype.kind in "USO":  # the same number for a word in every batch
             digests = (hashlib.blake2b(str(label).encode(), digest_size=8).digest() for label in labels)
             labels = np.frombuffer(b"".join(digests), dtype=np.int64)

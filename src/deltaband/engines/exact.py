@@ -181,8 +181,8 @@ class EigenbasisCovariance(SpectralCovariance):
         """Return JᵀJ to the last digits, in the upper triangle."""
         return add_gram(None, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)), outer=True)
 
-    def squared_projections(self, g: GradientBatch) -> np.ndarray:
-        return (_coordinates(g, self.J).T @ self.W) ** 2
+    def projections(self, g: GradientBatch) -> np.ndarray:
+        return _coordinates(g, self.J).T @ self.W
 
     def describe(self) -> str:
         return f"exact, in the eigenbasis of {'JᵀJ' if self.J is None else 'JJᵀ'} ({len(self.W):,} × {len(self.W):,})"

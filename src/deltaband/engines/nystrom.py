@@ -212,8 +212,8 @@ class NystromCovariance(SpectralCovariance):
         held = float(effective(self.eigenvalues, self.chosen_damping).sum())
         return max(held + self.tail.parameters_at_most(self.chosen_damping) - self.effective_parameters, 0.0)
 
-    def squared_projections(self, g: GradientBatch) -> np.ndarray:
-        return self.basis.coordinates(g) ** 2
+    def projections(self, g: GradientBatch) -> np.ndarray:
+        return self.basis.coordinates(g)
 
     def describe(self) -> str:
         m, r = self.basis.T.shape

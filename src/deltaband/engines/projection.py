@@ -197,9 +197,16 @@ class ProjectedCovariance(SpectralCovariance):
         return Equivalent.of(self.eigenvalues, self.S.dim, self.chosen_damping if damping is None else damping)
 
     def _weighed(self, g: GradientBatch, weights: np.ndarray) -> np.ndarray:  # (b,) or (b, ·)
-        return np.concatenate([self.squared_projections(batch) @ weights for batch in self.S.batches(g)])
+        return np.concatenate([self._squares(batch) @ weights for batch in self.S.batches(g)])
 
-    def squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, m), (b, m + 1) where m < r
+    def projections(self, g: GradientBatch) -> np.ndarray:  # (b, m), on the directions with ẽ > 0
+        return np.concatenate([self.exact.projections(batch) for batch in self.S.batches(g)])
+
+    @property
+    def inverses(self) -> np.ndarray:
+        return self._equivalent().y[: len(self.eigenvalues)]
+
+    def _squares(self, g: GradientBatch) -> np.ndarray:  # (b, m), (b, m + 1) where m < r
         """Return z² of projected rows on the directions with ẽ > 0, and what is left on the others together."""
         z2, rest = self.exact.split(g)
         return z2 if z2.shape[1] == self.S.dim else np.column_stack([z2, rest])

@@ -45,8 +45,12 @@ class SpectralCovariance(Covariance):
     added_tail: Tail | None = field(default=None, kw_only=True)
 
     @abstractmethod
+    def projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)
+        """Return vⱼ·g."""
+
     def squared_projections(self, g: GradientBatch) -> np.ndarray:  # (b, r)
         """Return (vⱼ·g)²."""
+        return np.square(self.projections(g))
 
     def split(self, g: GradientBatch) -> tuple[np.ndarray, np.ndarray]:  # (b, r), (b,)
         """Return (vⱼ·g)² and g·g − Σ (vⱼ·g)²."""
@@ -63,6 +67,12 @@ class SpectralCovariance(Covariance):
         if self.damping is None:
             raise ValueError("λ is not chosen yet")
         return self.damping
+
+    @property
+    def inverses(self) -> np.ndarray:  # (r,)
+        """1/(eⱼ+λ), the eigenvalues of A⁻¹ along the directions; 0 where that has no inverse."""
+        damped = self.eigenvalues + self.chosen_damping
+        return np.divide(1.0, damped, out=np.zeros_like(damped), where=damped > 0)
 
     @property
     def effective_parameters(self) -> float:
@@ -143,8 +153,8 @@ class SketchedCovariance(SpectralCovariance):
         found = self.effective_parameters
         return max(float(at_most) - found, 0.0 if self.added is None else found - at_least, 0.0)
 
-    def squared_projections(self, g: GradientBatch) -> np.ndarray:
-        return (g.rows().to(self.directions) @ self.directions.T).cpu().double().numpy() ** 2
+    def projections(self, g: GradientBatch) -> np.ndarray:
+        return (g.rows().to(self.directions) @ self.directions.T).cpu().double().numpy()
 
     def split(self, g: GradientBatch) -> tuple[np.ndarray, np.ndarray]:
         rows = g.rows().to(self.directions)

@@ -17,7 +17,7 @@ from ..engines import Engine, Known, Plan, Problem, free_memory, plan_fit
 from ..errors import EmptyDataError, warn
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.network import Network, Probe, plain_autograd
-from . import accuracy
+from . import accuracy, robust
 from .accumulator import FitAccumulator, Start, progress_bar
 from .checkpoint import Checkpoint
 from .distributed import ProcessGroup
@@ -44,6 +44,8 @@ def fit(
     progress = progress and group.rank == 0
     kept = found = None
     with group.step():
+        if group.size > 1:
+            robust.refuse_parts(spec, "distributed=True")
         batches = group.own_rows(read())
         if checkpoint is not None:
             kept = Checkpoint(spec, group.own_path(checkpoint), checkpoint_every, batches, group.name)
@@ -90,6 +92,9 @@ def fit(
                     "each its own share of them, for instance with a DistributedSampler"
                 )
             finished = rows.finish()
+            if spec.task.robust is not None:
+                with progress_bar("deltaband, robust covariance", batches, progress) as shown:
+                    finished = robust.with_sandwich(spec, finished, rows.network, batches, shown)
         fits.append(group.agree_on_fit(finished, rows.network))
     return tuple(fits), kept
 
@@ -98,6 +103,7 @@ def partial_fit(
     spec: FitSpec, so_far: Sequence[FitAccumulator], batches: Batches, n_rows: int | None, progress: bool
 ) -> tuple[FitAccumulator, ...]:
     """Return accumulators of these rows alone, which can be merged into those so far."""
+    robust.refuse_parts(spec, "partial_fit")
     groups, batches = look(spec, batches)
     if not so_far:
         check_engine(spec, batches, n_rows)
@@ -123,6 +129,7 @@ def resumed(spec: FitSpec, fits: Sequence[Fit]) -> tuple[FitAccumulator, ...]:
 def check_mergeable(one: tuple[FitSpec, Sequence[Fit]], two: tuple[FitSpec, Sequence[Fit]]) -> None:
     """Raise unless the rows of two estimators' fits can be added up."""
     (spec, fits), (other_spec, other_fits) = one, two
+    robust.refuse_parts(spec, "merge")
     mine, theirs = spec.configuration(), other_spec.configuration()
     if name := first_difference(mine, theirs):
         raise ValueError(f"bands of different {name} cannot be merged: {mine.get(name)} and {theirs.get(name)}")
@@ -163,6 +170,8 @@ def look(spec: FitSpec, batches: Batches) -> tuple[list[Outputs], Batches]:
     if batches.targets is not None:  # a long pass must not end in an error that the arrays could have given
         spec.task.check_targets(batches.targets, outputs.shape[1])
     groups = spec.task.groups(outputs.shape[1])
+    if "cluster" in first.x.extras:
+        robust.check_clusters(spec)
     spec.weigh(first.x, groups[0], outputs.shape[1])
     if len(groups) > 1 and not batches.reiterable:
         raise ValueError(
@@ -174,6 +183,8 @@ def look(spec: FitSpec, batches: Batches) -> tuple[list[Outputs], Batches]:
 
 def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
     """Raise unless these data will do for the engine, before any of them is read."""
+    if spec.task.robust is not None:
+        robust.check_repeatable(spec, batches)
     engine, damping = spec.engine, spec.damping
     if engine is None:
         return
@@ -261,7 +272,7 @@ def _planned(
         -(-network.prepare(x[:1]).nbytes // m),
         layers.inner_flops,
         seconds / (len(first) * m),
-        damped=spec.damping.is_known,
+        damped=spec.damping.is_known and spec.task.robust is None,  # else there will be eigenvectors
         reiterable=batches.reiterable,
     )
     return plan_fit(problem, spec.engine, memory), x, batches, probe

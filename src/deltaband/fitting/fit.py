@@ -12,6 +12,7 @@ from ..damping import TYPICAL_RELATIVE_DAMPING
 from ..data.inputs import Inputs, check_finite
 from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
+from ..engines.sandwich import Sandwich
 from ..network.gradient_batch import GradientBatch
 from ..network.layers.hooks import Layers
 from ..network.network import Network, plain_autograd
@@ -83,6 +84,7 @@ class Fit:
     n_compared: int = 0  # how many of them a comparison with the exact method may take; 0 where exact
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
     rows_at_once: int = 0  # how many rows to evaluate together, where that saves work
+    sandwich: Sandwich | None = None  # the robust covariance, in the directions of the other one, which is spectral
 
     @property
     def asked_layers(self) -> Layers | None:
@@ -129,10 +131,27 @@ class Fit:
         return np.sqrt(self.losses / np.where(nu > 0, nu, np.nan))
 
     def half_width(self, level: float, side: Side = "both") -> np.ndarray:  # (m,)
-        """Return t·s, an interval's half width divided by √(1 + q)."""
+        """Return t·s, an interval's half width divided by √(1 + q); t has G − 1 degrees of freedom with G clusters."""
         from scipy.special import stdtrit
 
-        return stdtrit(self.degrees_of_freedom, (1 + level) / 2 if side == "both" else level) * self.noise_std
+        n_clusters = None if self.sandwich is None else self.sandwich.n_clusters
+        freedom = self.degrees_of_freedom if n_clusters is None else n_clusters - 1
+        return stdtrit(freedom, (1 + level) / 2 if side == "both" else level) * self.noise_std
+
+    def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
+        """Return q of rows by the formula, in units of 1/`variance_factors`."""
+        if self.sandwich is None:
+            return self.covariance.variance(g)
+        assert isinstance(self.covariance, SpectralCovariance)
+        return self.sandwich.variance(self.covariance, g)
+
+    @property
+    def variance_factors(self) -> np.ndarray:  # (m,)
+        """Return what makes q of each output a multiple of s²: 1/s² where it is robust, and 1 elsewhere."""
+        if self.sandwich is None:
+            return np.ones(self.n_outputs)
+        s2 = np.square(self.noise_std)
+        return np.divide(1.0, s2, out=np.zeros_like(s2), where=s2 != 0)  # without residuals q is zero, too
 
     def quick_spectrum(self) -> Spectrum | None:
         """Return the spectrum if it takes a moment only, else None."""

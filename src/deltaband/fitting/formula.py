@@ -48,6 +48,12 @@ def compared(spec: FitSpec, fits: Sequence[Fit], method: Method, x: Inputs) -> t
     return outputs, to, method.known(spec, x, to, found)
 
 
+def in_units_of_noise(fits: Sequence[Fit], q: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return q of each output, as the fits' own `variance` gives it, in units of s²."""
+    factors = np.concatenate([fit.variance_factors for fit in fits])
+    return [factor * each for factor, each in zip(factors, q, strict=True)]
+
+
 @dataclass(frozen=True)
 class Formula:
     """ŷ ± t·s·√(u² + q) with u the noise that is known, mostly 1; without noise, of the regression function, t·s·√q."""
@@ -68,10 +74,10 @@ class Formula:
 
     @property
     def row_functions(self) -> list[RowFunction]:
-        return [fit.covariance.variance for fit in self.fits]
+        return [fit.variance for fit in self.fits]
 
     def known(self, spec: FitSpec, x: Inputs, to: Reference, found: Sequence[np.ndarray]) -> KnownRows:
-        return KnownRows(found, to.unit)
+        return KnownRows(in_units_of_noise(self.fits, found), to.unit)
 
     def scale(self, rows: KnownRows) -> np.ndarray:  # (n, m)
         return rows.unit * np.sqrt(np.stack(rows.q, axis=1) + float(self.noise))

@@ -38,6 +38,7 @@ class Regression:
     keeps_residuals: bool = True  # whether a fit keeps some residuals, from which the noise can be learnt
     variance: str | Pick | None = None  # how the network returns a variance of its own, if it does
     quantiles: tuple[float, ...] | None = None  # the levels of a network that returns (lower, middle, upper)
+    robust: str | None = None  # the kind of a robust covariance, "HC0" to "HC3"
 
     n_counts: ClassVar[int] = 0  # how many numbers are counted over the rows
     has_noise: ClassVar[bool] = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
@@ -45,7 +46,14 @@ class Regression:
 
     @classmethod
     def of(
-        cls, outputs: Any, per_output: bool, target_transform: Any, noise: Any, variance: Any, quantiles: Any
+        cls,
+        outputs: Any,
+        per_output: bool,
+        target_transform: Any,
+        noise: Any,
+        variance: Any,
+        quantiles: Any,
+        robust: Any,
     ) -> Self:
         """Return the task for the arguments of an estimator, checked."""
         chosen = None
@@ -63,8 +71,12 @@ class Regression:
                 raise ValueError(f"quantiles must be three levels in order, as (0.05, 0.5, 0.95), got {quantiles}")
             if variance is not None:
                 raise ValueError("give variance= or quantiles=, not both")
+        if robust is not None:
+            check_choice(robust, "robust", ("HC0", "HC1", "HC2", "HC3"))
+            if quantiles is not None:
+                raise ValueError("robust= is for squared losses, not for quantiles: leave it out")
         single, keeps_residuals = isinstance(outputs, int | np.integer), noise == "auto" and quantiles is None
-        return cls(chosen, single, per_output, units, keeps_residuals, variance, quantiles)
+        return cls(chosen, single, per_output, units, keeps_residuals, variance, quantiles, robust)
 
     @property
     def scaler(self) -> Any:
@@ -176,7 +188,7 @@ class Regression:
         outputs = self.outputs
         options: dict[str, Any] = {"outputs": outputs[0] if outputs is not None and self.single else outputs}
         options["noise"] = "auto" if self.keeps_residuals else "none"
-        options |= {"quantiles": self.quantiles} | (
+        options |= {"quantiles": self.quantiles, "robust": self.robust} | (
             {"variance": self.variance} if isinstance(self.variance, str) else {}
         )
         if self.units is None or self.units.mean is None:
@@ -209,6 +221,7 @@ class Classification:
     scaler: ClassVar[Any] = None
     variance: ClassVar[None] = None
     quantiles: ClassVar[None] = None
+    robust: ClassVar[None] = None
 
     def picks(self, output: Pick | None) -> tuple[Pick | None, Pick | None]:
         return output, None
