@@ -12,9 +12,8 @@ from .engines import (
     Spectrum,
 )
 from .errors import ArtefactError, DeltabandWarning, DistributedFitError, NotFittedError
-from .fitting.fit import ErrorReport
 from .intervals import PredictionIntervals
-from .results import ClassIntervals, Intervals
+from .results import ClassIntervals, ErrorReport, Intervals
 from .version import __version__ as __version__
 
 __all__ = [

@@ -19,9 +19,10 @@ from .fitting import accuracy, driver
 from .fitting.accumulator import FitAccumulator
 from .fitting.checkpoint import CHECKPOINT_SECONDS
 from .fitting.distributed import ProcessGroup
-from .fitting.fit import ErrorReport, Fit
+from .fitting.fit import Fit
 from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
+from .results import ErrorReport
 from .storage import StoredBand
 from .summary import format_summary, summary_html, summary_lines
 from .validation import check_int

@@ -17,14 +17,13 @@ from .data.row_record import pair_hashes
 from .engines import Engine
 from .errors import warn
 from .estimator import Estimator
-from .fitting.fit import Fit
-from .fitting.formula import Formula, compared, in_units_of_noise
+from .fitting.fit import Fit, Formula, in_units_of_noise
 from .fitting.spec import FitSpec, all_outputs, parse_engine
 from .fitting.tasks import Regression
 from .network.model_copy import ParameterChoice
-from .results import Intervals, Side, like, parse_levels
+from .results import Intervals, Side, check_kind_and_side, like, parse_levels
 from .storage.encoding import storable
-from .validation import check_choice, check_int
+from .validation import check_int
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -195,12 +194,11 @@ class PredictionIntervals(Estimator):
             ValueError: If the formula has no answer, because λ is not known or n − p* ≤ 0: calibrate then.
         """
         levels = parse_levels(level)
-        check_choice(kind, "kind", ("observation", "mean"))
-        check_choice(side, "side", ("both", "lower", "upper"))
+        check_kind_and_side(kind, side)
         fits, units = self.fits_, self._task.units
         method = self._method(kind)
         X = Inputs.of(x) if sample_weight is None else with_extras(Inputs.of(x), sample_weight)
-        outputs, to, rows = compared(self.spec, fits, method, X)
+        outputs, to, rows = self.spec.compared(fits, method, X)
         if side != "both" and units is not None and units.is_decreasing(outputs):
             side = "lower" if side == "upper" else "upper"
         lower, upper = method.bounds(rows, levels, side)
@@ -244,7 +242,7 @@ class PredictionIntervals(Estimator):
             The predictions and their scales, of the kind of `x`.
         """
         method = self._calibration or Formula(self._known_damping())
-        _, to, rows = compared(self.spec, self.fits_, method, Inputs.of(x))
+        _, to, rows = self.spec.compared(self.fits_, method, Inputs.of(x))
         return self._like(x, self._original(to.mean)), self._like(x, method.scale(rows))
 
     def variance(self, x: Any) -> Any:

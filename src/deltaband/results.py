@@ -1,7 +1,8 @@
-"""`Intervals` and `ClassIntervals`: what `predict` returns."""
+"""`Intervals` and `ClassIntervals`, which `predict` returns, and `ErrorReport`, which says how exact they are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from . import display
 from .display import Markup, decimals, element, fixed
+from .storage.encoding import storable
 
 if TYPE_CHECKING:  # pandas is an extra, loaded when a data frame is requested
     from pandas import DataFrame
@@ -20,6 +22,36 @@ Side = Literal["both", "lower", "upper"]  # which bounds of an interval are fini
 
 MAX_TABLE_ROWS = 5
 MAX_TABLE_OUTPUTS = 3  # of more outputs a table shows the first alone
+
+
+@storable
+@dataclass(frozen=True)
+class ErrorReport:
+    """Relative errors of an approximate engine against the exact method, estimated on training rows.
+
+    Attributes:
+        width: Mean of |width/exact − 1|.
+        largest: Largest |width/exact − 1| over the rows compared.
+        effective_parameters: p*/exact − 1.
+        n_rows: Rows of the sample; 0 where the fit is exact.
+        engine: The engine as it was fitted to the sample.
+    """
+
+    width: float
+    largest: float
+    effective_parameters: float
+    n_rows: int
+    engine: str
+
+    def __str__(self) -> str:
+        if self.n_rows == 0:
+            return "exact: there is nothing to estimate"
+        if math.isnan(self.effective_parameters):
+            return f"widths are too small by an unknown amount: λ is out of reach of {self.engine}"
+        return (
+            f"widths are off by {self.width:.2%} on average and {self.largest:.2%} at most, p* by "
+            f"{self.effective_parameters:+.2%} ({self.engine} against Exact() on {self.n_rows:,} training rows)"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -184,6 +216,13 @@ class ClassIntervals:
 
     def _repr_html_(self) -> str:
         return f"<p>Probability</p>{self.probability._repr_html_()}<p>Log-odds</p>{self.log_odds._repr_html_()}"
+
+
+def check_kind_and_side(kind: Any, side: Any) -> None:
+    if not isinstance(kind, str) or kind not in ("observation", "mean"):
+        raise ValueError(f"kind must be 'observation' or 'mean', got {kind!r}")
+    if not isinstance(side, str) or side not in ("both", "lower", "upper"):
+        raise ValueError(f"side must be 'both', 'lower' or 'upper', got {side!r}")
 
 
 def parse_levels(level: float | Sequence[float]) -> tuple[float, ...]:

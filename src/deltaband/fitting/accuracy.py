@@ -20,8 +20,9 @@ from ..engines import Engine, Exact, Known, Problem, largest
 from ..errors import DeltabandWarning
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.network import Network, plain_autograd
+from ..results import ErrorReport
 from ..validation import check_int
-from .fit import ErrorReport, Fit, RowBuffer, evaluate_sample
+from .fit import Fit, RowBuffer, evaluate_sample
 from .spec import FitSpec
 
 SAMPLE_ROWS_AT_MOST, SAMPLE_ROWS_AT_LEAST = 4096, 64

@@ -1,8 +1,9 @@
-"""`Fit`, the result of a pass over the training rows, and `evaluate_rows`, which puts rows to a covariance."""
+"""`Fit`, the result of a pass over the training rows; rows put to its covariance, and the formula that bounds them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from ..engines.sandwich import Sandwich
 from ..network.gradient_batch import GradientBatch
 from ..network.layers.hooks import Layers
 from ..network.network import Network, plain_autograd
-from ..results import Side
+from ..results import ErrorReport, Side
 from ..storage.encoding import storable
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
@@ -25,36 +26,6 @@ QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a momen
 
 Bounds = tuple[np.ndarray, np.ndarray]  # lower and upper, of y − ŷ
 RowFunction = Callable[[GradientBatch], np.ndarray]  # gradients of b rows -> (b, …)
-
-
-@storable
-@dataclass(frozen=True)
-class ErrorReport:
-    """Relative errors of an approximate engine against the exact method, estimated on training rows.
-
-    Attributes:
-        width: Mean of |width/exact − 1|.
-        largest: Largest |width/exact − 1| over the rows compared.
-        effective_parameters: p*/exact − 1.
-        n_rows: Rows of the sample; 0 where the fit is exact.
-        engine: The engine as it was fitted to the sample.
-    """
-
-    width: float
-    largest: float
-    effective_parameters: float
-    n_rows: int
-    engine: str
-
-    def __str__(self) -> str:
-        if self.n_rows == 0:
-            return "exact: there is nothing to estimate"
-        if math.isnan(self.effective_parameters):
-            return f"widths are too small by an unknown amount: λ is out of reach of {self.engine}"
-        return (
-            f"widths are off by {self.width:.2%} on average and {self.largest:.2%} at most, p* by "
-            f"{self.effective_parameters:+.2%} ({self.engine} against Exact() on {self.n_rows:,} training rows)"
-        )
 
 
 @storable
@@ -266,3 +237,75 @@ def with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fit
     given = [piece.extras["given"].numpy() for piece in rows.pieces if "given" in piece.extras]
     far = np.quantile((left_out(h) if exact else h) / (np.concatenate(given) if given else 1.0), FAR_QUANTILE, axis=0)
     return replace(fit, shares=shares, far=far, leverages=h if exact and not given else fit.leverages)
+
+
+class Reference(NamedTuple):
+    """What a target is compared with: its prediction, and the noise that is known, σ(x)/√w.
+
+    A network that predicts quantiles has their middle, their centre, and half of their distance.
+    """
+
+    mean: np.ndarray  # (b, m)
+    centre: np.ndarray  # (b, m)
+    unit: np.ndarray  # (b, m)
+    crossed: int = 0  # how many rows have quantiles in the wrong order
+
+
+class KnownRows(NamedTuple):
+    """What the bounds of rows follow from."""
+
+    q: Sequence[np.ndarray]  # for each output, in units of the square of the noise that is known
+    unit: np.ndarray  # (n, m) that noise
+    far: np.ndarray | None = None  # (n,) bool, where that is known
+
+
+class Method(Protocol):
+    """What intervals follow from: the formula, or a calibration."""
+
+    @property
+    def weighted(self) -> bool: ...  # whether rows may have weights
+
+    @property
+    def row_functions(self) -> list[RowFunction]: ...  # for each fit, of gradients: what `known` needs
+
+    def known(self, network: Network, x: Inputs, to: Reference, found: Sequence[np.ndarray]) -> KnownRows: ...
+
+
+def in_units_of_noise(fits: Sequence[Fit], q: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return q of each output, as the fits' own `variance` gives it, in units of s²."""
+    factors = np.concatenate([fit.variance_factors for fit in fits])
+    return [factor * each for factor, each in zip(factors, q, strict=True)]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """ŷ ± t·s·√(u² + q) with u the noise that is known, mostly 1; without noise, of the regression function, t·s·√q."""
+
+    fits: Sequence[Fit]
+    noise: bool = True
+    weighted: ClassVar[bool] = True
+
+    def checked(self) -> Self:
+        """Raise where the formula has no answer."""
+        freedom = min(float(fit.degrees_of_freedom.min()) for fit in self.fits)
+        if freedom > 0:
+            return self
+        raise ValueError(
+            f"n − p* = {freedom:.3g} leaves no degrees of freedom for the noise: the formula has no answer for this "
+            "network. Raise the damping, or calibrate on held-out data"
+        )
+
+    @property
+    def row_functions(self) -> list[RowFunction]:
+        return [fit.variance for fit in self.fits]
+
+    def known(self, network: Network, x: Inputs, to: Reference, found: Sequence[np.ndarray]) -> KnownRows:
+        return KnownRows(in_units_of_noise(self.fits, found), to.unit)
+
+    def scale(self, rows: KnownRows) -> np.ndarray:  # (n, m)
+        return rows.unit * np.sqrt(np.stack(rows.q, axis=1) + float(self.noise))
+
+    def bounds(self, rows: KnownRows, levels: Sequence[float], side: Side) -> Bounds:  # (n, m, levels) each
+        """Return bounds of y − ŷ."""
+        factors = [np.concatenate([fit.half_width(each, side) for fit in self.fits]) for each in levels]  # each (m,)
+        return two_bounds(np.stack([self.scale(rows) * each for each in factors], axis=2), side)

@@ -4,7 +4,7 @@ import glob
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from ..network.network import Head, Network
 from ..network.returned import Pick
 from ..storage.encoding import describe_setting
 from ..validation import check_bool, check_callable, check_memory
-from .fit import Fit, RowFunction, check_outputs, evaluate_rows
+from .fit import Fit, KnownRows, Method, Reference, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
 
+CROSSED = "the quantiles of {} of {} rows are in the wrong order: they are sorted; look at the network's training"
 SMALLEST_HALF_WIDTH = 1e-3  # of quantiles, in root mean squared errors of the training rows
 
 
@@ -33,18 +34,6 @@ def parse_engine(engine: Any) -> Engine | None:
     if not isinstance(engine, Engine):
         raise TypeError(f"engine must be 'auto' or an engine such as Exact(), got {engine!r}")
     return engine
-
-
-class Reference(NamedTuple):
-    """What a target is compared with: its prediction, and the noise that is known, σ(x)/√w.
-
-    A network that predicts quantiles has their middle, their centre, and half of their distance.
-    """
-
-    mean: np.ndarray  # (b, m)
-    centre: np.ndarray  # (b, m)
-    unit: np.ndarray  # (b, m)
-    crossed: int = 0  # how many rows have quantiles in the wrong order
 
 
 def all_outputs(fits: Sequence[Fit]) -> tuple[int, ...]:
@@ -209,6 +198,18 @@ class FitSpec:
                 columns.append(found)
                 values += [value[:, o] for o in range(value.shape[1])]
         return np.concatenate(columns, axis=1), values
+
+    def compared(self, fits: Sequence[Fit], method: Method, x: Inputs) -> tuple[np.ndarray, Reference, KnownRows]:
+        """Return the outputs of rows, what their targets are compared with, and what their bounds follow from."""
+        if x.weight is not None and not method.weighted:
+            raise ValueError("the calibration rows had no weights: give calibrate(..., sample_weight=) as well")
+        if x.weight is not None and bool((x.weight == 0).any()):
+            raise ValueError("a row of weight zero has no interval: leave it out of predict")
+        outputs, found = self.evaluate(fits, x, method.row_functions, weighed=True)
+        to = self.reference(fits, x, outputs)
+        if to.crossed:
+            warn(CROSSED.format(to.crossed, len(x)))
+        return outputs, to, method.known(self.network(), x, to, found)
 
     def changed_weight(self, network: Network, fit: Fit) -> str | None:
         """Return the name of the first parameter that is not what it was at the fit; None if there is none."""
