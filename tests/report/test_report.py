@@ -196,6 +196,16 @@ def test_a_page_says_where_a_small_calibration_set_explains_a_deviation(calibrat
     assert explained == {True, False}
 
 
+def test_rows_far_from_the_training_rows_are_a_group_of_a_calibrated_band(band, calibrated, rows):
+    X, y = torch.cat([rows[0][NEW], 30 * rows[0][:7]]), torch.cat([rows[1][NEW], rows[1][:7]])
+    far = calibrated.predict(X).far
+    assert 7 <= int(far.sum()) < 60
+    groups = evaluate(calibrated, X, y, 0.9, None).outputs[0].intervals.far
+    np.testing.assert_array_equal(groups, far)
+    assert "far from the training rows" in words(report.page(calibrated, X, y))
+    assert "far from the training rows" not in words(report.page(band, X, y))
+
+
 def test_training_rows_among_those_reported_on_are_noticed(band, rows):
     X, y = rows
     assert "were training rows" not in words(report.page(band, X[NEW], y[NEW]))

@@ -18,7 +18,16 @@ from ..results import level_name
 from ..validation import describe
 from ..version import __version__
 from . import charts
-from .evaluation import Column, OutputEvaluation, evaluate, group_by_value, group_by_width, named_items, read_column
+from .evaluation import (
+    Column,
+    OutputEvaluation,
+    evaluate,
+    group_by_distance,
+    group_by_value,
+    group_by_width,
+    named_items,
+    read_column,
+)
 
 MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL = 2_000, 6_000  # in the pictures of one output, and of all outputs
 MAX_DETAILED_OUTPUTS = 12  # outputs with their own section
@@ -135,6 +144,8 @@ def _hash(text: str) -> str:
 
 def _section(output: OutputEvaluation, columns: Mapping[str, Column], n_drawn: int) -> dict[str, Any]:
     groups = [("width", group_by_width(output.width))]
+    if far := group_by_distance(output.intervals.far):
+        groups.append(("far from the training rows", far))
     groups += [(name, group_by_value(column)) for name, column in columns.items()]
     undercovered = sorted(
         (output.coverage_of(group.rows, 1).share, f"{name} {group.name}")

@@ -154,19 +154,21 @@ def evaluate(band: PredictionIntervals, x: Any, y: Any, level: float, names: Seq
     all_targets = read_targets(y)
     for start in range(0, len(inputs), ROWS_PER_CHUNK):
         chunk = slice(start, start + ROWS_PER_CHUNK)
-        mean, lower, upper = interval_arrays(band.predict(inputs[chunk], levels), np.float64)
+        found = band.predict(inputs[chunk], levels)
+        mean, lower, upper = interval_arrays(found, np.float64)
+        far = np.zeros(len(mean), dtype=bool) if found.far is None else np.asarray(found.far)
         inside = (lower <= targets[chunk, :, None]) & (targets[chunk, :, None] <= upper)  # (n, m, levels)
         covered += np.vstack([inside.sum(axis=0), inside.all(axis=1).sum(axis=0)])
-        parts.append((mean, lower[:, :, at], upper[:, :, at]))
+        parts.append((mean, lower[:, :, at], upper[:, :, at], far))
         seen += len(mean) * band.share_seen_in_training(inputs[chunk], all_targets[chunk]) / len(inputs)
-    mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
+    mean, lower, upper, far = (np.concatenate(part) for part in zip(*parts, strict=True))
     *curves, joint_curve = (
         tuple(Coverage(each, int(k), len(inputs), n_calibration) for each, k in zip(levels, counts, strict=True))
         for counts in covered
     )
     outputs = []
     for o, (name, curve) in enumerate(zip(names, curves, strict=True)):
-        intervals = Intervals(mean[:, o], lower[:, o], upper[:, o], level)
+        intervals = Intervals(mean[:, o], lower[:, o], upper[:, o], level, far)
         outputs.append(OutputEvaluation(str(name), targets[:, o], intervals, curve[at], curve, not joint))
     by_chance = share_by_chance(band.fits_[0].seen.repeated, len(inputs)) + EXCESS_SEEN_SHARE
     unavailable = [each for each in wanted if each not in levels]
@@ -278,6 +280,11 @@ def group_by_width(width: np.ndarray) -> list[Group]:
     digits = next((k for k in (3, 4, 5) if len({number(low, k) for low, _ in edges}) == len(edges)), 6)
     names = [f"{number(low, digits)} to {number(high, digits)}" for low, high in edges]
     return list(map(Group, names, parts))
+
+
+def group_by_distance(far: np.ndarray) -> list[Group]:
+    """Group rows by whether they are far from the training rows."""
+    return [Group("no", np.flatnonzero(~far)), Group("yes", np.flatnonzero(far))] if far.any() else []
 
 
 def _group_categories(column: Column) -> list[Group]:
