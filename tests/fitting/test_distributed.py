@@ -15,7 +15,7 @@ import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
 from tests.support import process_groups
 from tests.support.documents import ROOT, blocks
-from tests.support.process_groups import NEW, N, X, Y
+from tests.support.process_groups import NEW, WEIGHTS, N, X, Y
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SIZE = 3
@@ -66,6 +66,8 @@ def whole(name):
     """The fit of one process to all rows."""
     band, _ = ONE[name]
     targets = torch.stack([Y, Y**2], dim=1) if "outputs" in name else torch.arange(N) % 3 if "classes" in name else Y
+    if "weighted" in name:
+        return process_groups.made(band.engine, damping=1.0).fit(X, Y, sample_weight=WEIGHTS, progress=False)
     return band.fit(X, targets, progress=False)
 
 

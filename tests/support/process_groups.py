@@ -29,6 +29,7 @@ from tests.support.networks import mlp, regression
 N = 200
 X, Y = regression(N)
 NEW = regression(20, seed=3)[0]
+WEIGHTS = 0.5 + torch.arange(N, dtype=torch.float64) % 7
 ENGINES = {
     "auto": "auto",
     "exact": Exact(),
@@ -66,7 +67,9 @@ def answers(band):
         found = (*band.predict(NEW).log_odds, band.leverage(NEW), band.effective_parameters_, band.n_rows_, *sums)
         return {str(i): np.asarray(each) for i, each in enumerate(found)}
     numbers = (band.effective_parameters_, band.noise_std_, band.error_bound_, band.n_rows_, band.damping_)
-    found = (*band.predict(NEW, [0.5, 0.9]), band.variance(NEW), band.leverage(NEW), *numbers)
+    residuals = [np.sort(piece.tensors[2].numpy(), axis=0) for fit in band.fits_ for piece in fit.residuals.pieces]
+    weight = [fit.total_weight for fit in band.fits_]
+    found = (*band.predict(NEW, [0.5, 0.9]), band.variance(NEW), band.leverage(NEW), *numbers, residuals, weight)
     return {str(i): np.asarray(each) for i, each in enumerate(found)}
 
 
@@ -118,6 +121,10 @@ def cases(rank, size):
             for shards in ("uneven", "empty"):
                 band = classes(ENGINES[name], per_output=per_output)
                 yield f"{name}, classes, {per_output}, {shards}", band, shard(shards, rank, torch.arange(N) % 3)
+    for name in ("auto", "projection", "nystrom"):
+        rows = TensorDataset(*shard("uneven", rank), shard("uneven", rank, WEIGHTS)[1])
+        band = made(ENGINES[name], damping=1.0, batch=tuple)
+        yield f"{name}, weighted", band, (DataLoader(rows, batch_size=16),)
     yield "recomputed", made(Exact(), 300, damping=1.0, memory=1_100_000), shard("even", rank)
     yield "the same rows", made(damping=1.0), (X, Y)
 
@@ -133,6 +140,7 @@ def main(rank, size, folder):
             band.fit(*arguments, distributed=True, progress=False)
         found = answers(band) | {"said": np.array([str(each.message) for each in said], dtype=str)}
         np.savez(folder / f"{name}.{rank}.npz", **found)
+    dist.barrier()  # gloo's threads may abort a process whose peers have left before it
     dist.destroy_process_group()
 
 
