@@ -66,7 +66,7 @@ def test_where_results_cannot_be_written_nothing_is_begun(command, tmp_path, cap
 
 
 def test_an_interrupted_command_ends_with_a_line(folder, monkeypatch, capsys):
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reproduce, "rows_of", interrupted)
