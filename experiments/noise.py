@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,9 +46,10 @@ from tqdm import tqdm
 
 from deltaband import DeltabandWarning, Intervals, PredictionIntervals, metrics
 from deltaband.baselines import MeanVarianceEnsemble, QuantileNetwork
-from deltaband.calibration import Calibration, ConformalScale, Scales, conformal_quantiles
+from deltaband.calibration import ConformalScale, conformal_quantiles
 from deltaband.calibration.conformal import EachOutput
 from deltaband.data.inputs import Inputs
+from deltaband.fitting.formula import KnownRows, compared
 from deltaband.sklearn import BandRegressor
 
 from . import data
@@ -209,29 +210,25 @@ class Ours:
         outputs, known = self._known(few)
         self.residuals, self.q = split.calibration.y[: len(few)] - outputs, known.q[0]
 
-    def _known(self, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        outputs, found = self.band._evaluate(x, self.calibration.row_functions)
-        return outputs[:, 0], self.calibration.known(self.band.spec.network(), Inputs.of(x), outputs, found)
+    def _known(self, x: np.ndarray) -> tuple[np.ndarray, KnownRows]:
+        outputs, _, known = compared(self.band.spec, self.band.fits_, self.calibration, Inputs.of(x))
+        return outputs[:, 0], known
 
     def intervals(self, n: int | None = None) -> dict[str, Intervals]:
         """By all calibration rows, or the first n; the guard of learnt noise is today's method."""
-        calibration: Calibration = self.calibration
-        guard: EachOutput = self.guard
+        conformal, guard = self.calibration.conformal, self.guard
         if n is not None:
-            guard = self._by(n, guard.outputs[0].scales)
-            conformal = self._by(n, calibration.conformal.outputs[0].scales)
-            calibration = replace(calibration, conformal=conformal, guard=guard)
-        bounds = {
-            "calibrate": guard.bounds(self.rows.q, LEVELS, "both"),
-            "learnt": calibration.bounds(self.rows, LEVELS, "both"),
-        }
-        middle = self.outputs[:, None]
-        return {
-            name: Intervals(self.outputs, middle + lower[:, 0], middle + upper[:, 0], LEVELS)
-            for name, (lower, upper) in bounds.items()
-        }
+            conformal, guard = self._by(n, conformal), self._by(n, guard)
+        methods = {"calibrate": (guard, None), "learnt": (conformal, guard)}
+        found = {}
+        for name, (conformal, guard) in methods.items():
+            calibration = replace(self.calibration, conformal=conformal, guard=guard)
+            bounds = (bound[:, 0] for bound in calibration.bounds(self.rows, LEVELS, "both"))
+            found[name] = Intervals(self.outputs, *(self.outputs[:, None] + bound for bound in bounds), LEVELS)
+        return found
 
-    def _by(self, n: int, scales: Scales) -> EachOutput:
+    def _by(self, n: int, conformal: EachOutput) -> EachOutput:
+        scales = conformal.outputs[0].scales
         return EachOutput((ConformalScale.fit(self.residuals[:n], self.q[:n], scales),))
 
 

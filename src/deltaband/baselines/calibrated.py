@@ -6,10 +6,11 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..calibration import conformal_quantiles
 from ..data.inputs import Inputs
+from ..network.returned import VARIANCE_FORMS, mean_and_variance
 from ..results import Intervals, like, parse_levels
 from ..validation import check_choice
 from .networks import ensemble_outputs, held_out, members, network_of, outputs_of
@@ -90,7 +91,7 @@ class MeanVarianceEnsemble(_Calibrated):
         models: Sequence[nn.Module],
         variance: Literal["variance", "log_variance", "std"] = "log_variance",
     ) -> None:
-        check_choice(variance, "variance", ("variance", "log_variance", "std"))
+        check_choice(variance, "variance", tuple(VARIANCE_FORMS))
         self.models, self.variance = members(models, at_least=1), variance
 
     def _conformity(self, X: Inputs, y: np.ndarray) -> np.ndarray:
@@ -107,16 +108,13 @@ class MeanVarianceEnsemble(_Calibrated):
         return mean, mean[:, None] - half, mean[:, None] + half, dtype
 
     def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
-        outputs, dtype = ensemble_outputs(self.models, X, 2, _columns)
-        mean, second = outputs[:, :, 0], outputs[:, :, 1]  # (M, n) each
-        with np.errstate(over="ignore"):
-            variance = np.exp(second) if self.variance == "log_variance" else second
-            variance = second * np.abs(second) if self.variance == "std" else variance
-        good = (variance > 0) & np.isfinite(variance)
-        if not good.all():
-            i, row = np.argwhere(~good)[0]
-            what = f"models[{i}]: the {self.variance} of row {row} is {second[i, row]:g}"
-            raise ValueError(f"{what}, which makes no positive finite variance; is it what variance= says?")
+        picks = mean_and_variance(None, self.variance)
+        outputs, dtype = ensemble_outputs(self.models, X, 2, lambda y: torch.column_stack([pick(y) for pick in picks]))
+        mean, variance = outputs[:, :, 0], outputs[:, :, 1]  # (M, n) each
+        if not (variance > 0).all():
+            i, row = np.argwhere(variance <= 0)[0]
+            what = f"models[{i}]: the variance of row {row} is {variance[i, row]:g}, expected a positive number"
+            raise ValueError(f"{what}; is it what variance={self.variance!r} says?")
         return mean.mean(axis=0), np.sqrt(variance.mean(axis=0) + mean.var(axis=0)), dtype
 
 
@@ -163,9 +161,3 @@ class QuantileNetwork(_Calibrated):
         network, middle = network_of(self.model), len(self.levels) // 2
         outputs = np.sort(outputs_of(network, X, len(self.levels)), axis=1)
         return outputs[:, middle], outputs[:, :middle], outputs[:, :middle:-1], network.dtype
-
-
-def _columns(returned: Any) -> Tensor:
-    """Return mean and variance as two columns."""
-    pair = isinstance(returned, tuple | list) and len(returned) == 2
-    return torch.column_stack(tuple(returned)) if pair else returned
