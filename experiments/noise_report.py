@@ -17,7 +17,6 @@ AROUND = {  # the networks whose means, or medians, are centres
     "quantiles": "quantiles",
 }
 PERCENT = [round(100 * level) for level in LEVELS]
-WORSE = 1.01
 
 
 def markdown(cells: pd.DataFrame) -> str:
@@ -80,17 +79,23 @@ def summary(cells: pd.DataFrame) -> list[str]:
     everything = _of(cells)
     lines = []
     for level in PERCENT:
-        logs = log_ratios(everything, level).learnt.groupby("data").agg(["mean", "sem"])
-        of_data = np.exp(logs["mean"])
-        worse = [f"{name} {of_data[name]:.3f} ± {logs['sem'][name]:.3f}" for name in of_data.index[of_data > WORSE]]
+        own = ratios(everything, level, "own")
+        calibrate, ensemble = _against(everything, level, "calibrate", 1), _against(everything, level, "ensemble", 3)
         lines.append(
-            f"- {level} %: the interval score with learnt noise is {np.exp(logs['mean'].mean()):.3f} of that of "
-            f"`calibrate` without (geometric mean over {len(of_data)} data sets), lower on {(of_data < 1).sum()} and "
-            f"more than 1 % higher on {', '.join(worse) or 'none'}; relative to a constant width around its own centre "
-            f"it is {ratios(everything, level, 'own').learnt:.3f}, the mean-variance ensemble "
-            f"{ratios(everything, level, 'own').ensemble:.3f}."
+            f"- {level} %: the interval score with learnt noise, a geometric mean over data sets, is {calibrate}, and "
+            f"{ensemble}; relative to a constant width around the same centre it is {own.learnt:.3f}, that of the "
+            f"ensemble {own.ensemble:.3f}."
         )
     return lines
+
+
+def _against(cells: pd.DataFrame, level: int, other: str, percent: int) -> str:
+    logs = log_ratios(cells, level, other).learnt.groupby("data").agg(["mean", "sem"])
+    of_data = np.exp(logs["mean"])
+    worse = [name for name in _names(cells) if of_data[name] > 1 + percent / 100]
+    named = ", ".join(f"{name} ({of_data[name]:.3f} ± {of_data[name] * logs['sem'][name]:.3f})" for name in worse)
+    better = f"lower on {(of_data < 1).sum()} of {len(of_data)} and more than {percent} % higher on {named or 'none'}"
+    return f"{np.exp(logs['mean'].mean()):.3f} of that of {other}, {better}"
 
 
 def overview(cells: pd.DataFrame) -> list[str]:
