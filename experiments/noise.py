@@ -6,8 +6,8 @@ the pinball loss (seven quantiles). A fifth of the training part is held out; on
 
 - constant: split conformal with absolute residuals, around the plain network as the next three;
 - boosted: MAPIE's residual_normalized, the residuals learnt by gradient boosting on a quarter of the calibration rows;
-- calibrate: `band.calibrate(x, y)`;
-- learnt: `band.calibrate(x, y, noise="auto")`;
+- q alone: `band.calibrate(x, y, noise="none")`;
+- learnt: `band.calibrate(x, y)`, which learns the noise;
 - mean-variance: the first of the five networks; ensemble: all five, `MeanVarianceEnsemble`;
 - quantiles: `QuantileNetwork`, conformalised quantile regression.
 
@@ -195,7 +195,7 @@ def _stacked(parts: Sequence[Samples]) -> Learnt:
 
 
 class Ours:
-    """`calibrate` without and with learnt noise, for any number of calibration rows, from one pass over the rows."""
+    """`calibrate` without learnt noise and with it, for any number of calibration rows, from one pass over the rows."""
 
     def __init__(self, model: nn.Module, weight_decay: float, split: Split) -> None:
         self.band = PredictionIntervals(model, weight_decay=weight_decay)
@@ -215,11 +215,11 @@ class Ours:
         return outputs[:, 0], known
 
     def intervals(self, n: int | None = None) -> dict[str, Intervals]:
-        """By all calibration rows, or the first n; the guard of learnt noise is today's method."""
+        """By all calibration rows, or the first n; the guard of learnt noise is the method without it."""
         conformal, guard = self.calibration.conformal, self.guard
         if n is not None:
             conformal, guard = self._by(n, conformal), self._by(n, guard)
-        methods = {"calibrate": (guard, None), "learnt": (conformal, guard)}
+        methods = {"q alone": (guard, None), "learnt": (conformal, guard)}
         found = {}
         for name, (conformal, guard) in methods.items():
             calibration = replace(self.calibration, conformal=conformal, guard=guard)

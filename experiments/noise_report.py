@@ -9,7 +9,7 @@ from . import data
 from .calibration import SETTINGS
 from .noise import FEW_ROWS, LEVELS
 
-METHODS = ("constant", "boosted", "calibrate", "learnt", "mean-variance", "ensemble", "quantiles")
+METHODS = ("constant", "boosted", "q alone", "learnt", "mean-variance", "ensemble", "quantiles")
 AROUND = {  # the networks whose means, or medians, are centres
     "plain": "learnt",
     "mean-variance": "mean-variance",
@@ -32,7 +32,7 @@ def markdown(cells: pd.DataFrame) -> str:
         "",
     ]
     for level in PERCENT:
-        lines += [f"## Interval score at {level} % relative to calibrate", "", *by_data(everything, level), ""]
+        lines += [f"## Interval score at {level} % relative to q alone", "", *by_data(everything, level), ""]
     for setting in _settings(everything):
         lines += [f"## Interval score and coverage at 95 %, {setting}", "", *scores(everything, setting), ""]
     lines += ["## Coverage at 80 % among the noisiest fifth", "", *_table(everything, "noisiest_80"), ""]
@@ -57,10 +57,10 @@ def _names(cells: pd.DataFrame) -> list[str]:
     return [name for name in data.NAMES if name in set(cells.data)]
 
 
-def log_ratios(cells: pd.DataFrame, level: int, against: str = "calibrate") -> pd.DataFrame:
+def log_ratios(cells: pd.DataFrame, level: int, against: str = "q alone") -> pd.DataFrame:
     """log(score/other score) of each method, (data, split) by method, a mean over the ways of training.
 
-    The other is `calibrate` on the same rows, or, against "own", a constant width around the method's own centre.
+    The other is that of q alone on the same rows, or, against "own", a constant width around the method's own centre.
     """
     columns = ["data", "split", "setting"]
     logs = np.log(cells.pivot(index=columns, columns="method", values=f"score_{level}"))
@@ -69,7 +69,7 @@ def log_ratios(cells: pd.DataFrame, level: int, against: str = "calibrate") -> p
     return (logs - other).groupby(["data", "split"]).mean().reindex(columns=METHODS)
 
 
-def ratios(cells: pd.DataFrame, level: int, against: str = "calibrate") -> pd.Series:
+def ratios(cells: pd.DataFrame, level: int, against: str = "q alone") -> pd.Series:
     """Geometric means over data sets, each with the same weight, of each method."""
     return np.exp(log_ratios(cells, level, against).groupby("data").mean().mean())
 
@@ -80,9 +80,9 @@ def summary(cells: pd.DataFrame) -> list[str]:
     lines = []
     for level in PERCENT:
         own = ratios(everything, level, "own")
-        calibrate, ensemble = _against(everything, level, "calibrate", 1), _against(everything, level, "ensemble", 3)
+        alone, ensemble = _against(everything, level, "q alone", 1), _against(everything, level, "ensemble", 3)
         lines.append(
-            f"- {level} %: the interval score with learnt noise, a geometric mean over data sets, is {calibrate}, and "
+            f"- {level} %: the interval score with learnt noise, a geometric mean over data sets, is {alone}, and "
             f"{ensemble}; relative to a constant width around the same centre it is {own.learnt:.3f}, that of the "
             f"ensemble {own.ensemble:.3f}."
         )
@@ -118,10 +118,29 @@ def _mean(cells: pd.DataFrame, column: str) -> pd.Series:
     return cells.groupby(["data", "method"])[column].mean().groupby("method").mean().reindex(METHODS)
 
 
+def readme(cells: pd.DataFrame, setting: str = "adam 1e-4") -> list[str]:
+    """Mean interval scores at 95 % of one way of training, the lowest in bold."""
+    heads = {
+        "constant": "constant width",
+        "boosted": "MAPIE, boosted residuals",
+        "q alone": '`calibrate(noise="none")`',
+        "learnt": "`calibrate`",
+        "ensemble": "5 mean-variance networks",
+        "quantiles": "quantile network (CQR)",
+    }
+    lines = ["| data | " + " | ".join(heads.values()) + " |", "|---|" + "---|" * len(heads)]
+    of_setting = _of(cells)[_of(cells).setting == setting]
+    means = of_setting.groupby(["data", "method"]).score_95.mean().unstack()[list(heads)]
+    for name in _names(of_setting):
+        lowest = means.loc[name].min()
+        lines.append(f"| {name} | " + " | ".join(_bold(f"{v:.3g}", v == lowest) for v in means.loc[name]) + " |")
+    return lines
+
+
 def by_data(cells: pd.DataFrame, level: int) -> list[str]:
     """Geometric means of ratios ± standard errors over splits, the lowest of a data set in bold."""
     logs = log_ratios(cells, level)
-    others = [method for method in METHODS if method != "calibrate"]
+    others = [method for method in METHODS if method != "q alone"]
     lines = ["| data | splits | " + " | ".join(others) + " |", "|---|---|" + "---|" * len(others)]
     for name in _names(cells):
         of_data = logs.loc[name]
@@ -171,7 +190,7 @@ def centres(cells: pd.DataFrame) -> list[str]:
 
 
 def few_rows(cells: pd.DataFrame) -> list[str]:
-    """With AdamW: scores relative to calibrate on as many rows, where there are as many."""
+    """With AdamW: scores relative to q alone on as many rows, where there are as many."""
     last = list(SETTINGS)[-1]
     heads, columns = [], []
     for n in FEW_ROWS:
@@ -181,7 +200,7 @@ def few_rows(cells: pd.DataFrame) -> list[str]:
         heads += [f"{n} rows: {what}" for what in ("80 %", "95 %", "cov. 95 %")]
         columns += [ratios(few, level).map("{:.3f}".format) for level in PERCENT[1:]]
         columns += [_mean(few, "coverage_95").map("{:.3f}".format)]
-    lines = [f"Scores relative to calibrate on the same rows, with {last}.", ""]
+    lines = [f"Scores relative to q alone on the same rows, with {last}.", ""]
     lines += ["| method | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     return lines + [f"| {method} | " + " | ".join(column[method] for column in columns) + " |" for method in METHODS]
 
@@ -189,7 +208,7 @@ def few_rows(cells: pd.DataFrame) -> list[str]:
 def shift(cells: pd.DataFrame) -> list[str]:
     """Coverage where test rows are unlike all others."""
     shifted = _of(cells, test="shifted")
-    lines = ["Coverage of 95 % intervals, scores relative to calibrate, and mean widths relative to constant.", ""]
+    lines = ["Coverage of 95 % intervals, scores relative to q alone, and mean widths relative to constant.", ""]
     heads = [*_names(shifted), "all", "score 80 %", "score 95 %", "width 95 %"]
     means = shifted.groupby(["data", "method"]).coverage_95.mean().unstack()
     overall = _mean(shifted, "coverage_95")

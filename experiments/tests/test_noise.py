@@ -49,7 +49,7 @@ def test_every_method_has_a_row_in_every_cell_and_a_report_follows(folder):
     assert {key[-1] for key in cells.index if key[1] != ADAMW or key[2] == "shifted"} == {"all rows"}
     shares = table[[column for column in table if column.startswith(("coverage", "noisiest", "slab"))]].to_numpy()
     assert ((shares >= 0) & (shares <= 1) | np.isnan(shares)).all()
-    plain = table[table.method.isin(["constant", "boosted", "calibrate", "learnt"])]
+    plain = table[table.method.isin(["constant", "boosted", "q alone", "learnt"])]
     assert (plain.groupby([*noise.KEY, "calibration"]).rmse.nunique() == 1).all()
     of_constant = table[table.method == "constant"]
     np.testing.assert_allclose(of_constant.score_80, of_constant.own_80)
@@ -111,7 +111,7 @@ def test_what_is_malformed_is_left_out_and_told(folder, capsys):
 def test_one_pass_gives_the_intervals_of_calibrate_with_and_without_learnt_noise(split, n):
     model = Stack.initial(2, [0]).network(0)
     found = noise.Ours(model, 1e-2, split).intervals(n)
-    for name, learnt in (("calibrate", "none"), ("learnt", "auto")):
+    for name, learnt in (("q alone", "none"), ("learnt", "auto")):
         band = PredictionIntervals(model, weight_decay=1e-2).fit(*split.training, progress=False)
         band.calibrate(*(each[:n] for each in split.calibration), noise=learnt)
         expected = band.predict(split.test.x, noise.LEVELS)
