@@ -15,6 +15,7 @@ COMMANDS = {
     "continued": "networks trained as in the authors' code, not from scratch: what difference it makes",
     "parameters": "a higher rank or more parameters, on two data sets",
     "calibration": "calibrated intervals against the formula and MAPIE",
+    "noise": "learnt noise against mean-variance and quantile networks",
     "digits": "which inputs not to trust: widths of a classifier's intervals against its entropy",
     "logodds": "the standard deviation of a classifier's log-odds: simulated, and as its intervals say",
     "report": "Markdown and pictures from the results of all of them",

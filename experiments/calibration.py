@@ -6,7 +6,7 @@ rows:
 - formula: the delta method as published, λ from the weight decay (for AdamW as if its decay were coupled);
 - constant: MAPIE's split conformal with absolute residuals;
 - boosted: MAPIE's residual_normalized, the residuals learnt by gradient boosting on a quarter of the calibration rows;
-- ours: `band.calibrate`.
+- ours: `band.calibrate` with `noise="none"`; `python -m experiments noise` tells what learnt noise adds.
 
 The rows of a cell are appended to the CSV as it finishes; a run that was interrupted goes on where it stopped.
 """
@@ -99,7 +99,7 @@ def run(name: str, X: np.ndarray, y: np.ndarray, setting: str, split: int) -> li
         mapie = SplitConformalRegressor(regressor, confidence_level=LEVEL, conformity_score=score, prefit=True)
         mean, bounds = mapie.conformalize(X[calibration], y[calibration]).predict_interval(X[test])
         cells[method] = Intervals(mean, bounds[:, 0, 0], bounds[:, 1, 0], LEVEL)
-    band.calibrate(X[calibration], y[calibration])
+    band.calibrate(X[calibration], y[calibration], noise="none")
     cells["ours"] = band.predict(X[test], LEVEL)
     seconds = time.perf_counter() - start
     print(f"{name}, split {split}, {setting}: {seconds:.0f} s", flush=True)

@@ -9,22 +9,16 @@ the training targets.
 from __future__ import annotations
 
 import argparse
-import itertools
-import multiprocessing
-import os
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from queue import Empty
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy import stats
-from threadpoolctl import threadpool_limits
 from torch import nn
 from tqdm import tqdm
 
@@ -35,7 +29,8 @@ from deltaband.engines import Engine
 from . import data
 from .arguments import SPLITS_HELP, on_data, positive
 from .errors import Unusable
-from .progress import SECONDS, beside, seldom
+from .processes import WORKERS_HELP, in_processes
+from .progress import SECONDS, beside
 from .protocol import DROPOUT_EPOCHS, DROPOUT_RATES, MEMBERS, Protocol, Samples, Trained, groups, standardised
 from .rows import Key, Rows
 from .training import Report, Stack
@@ -44,7 +39,6 @@ LEVEL = 0.95
 RANKS = {"wine-red": 200, "boston": 300, "year": 1000}  # and 500 for the others
 NOISE_STDS = (0.5, 0.25, 0.1)
 PASSES, PASSES_OF_THE_SEARCH = 10_000, 200
-WORKERS_HELP = "processes that share the cores, and the groups of splits whose networks are trained together"
 KEY = ("data", "split", "method")  # of a row of results
 
 
@@ -110,7 +104,7 @@ def calibrated(protocol: Protocol, i: int) -> Answer:
     trained = protocol.without_held()[i]
     start = time.perf_counter()
     band = PredictionIntervals(trained.networks[0], weight_decay=protocol.recipe.weight_decay, engine=Exact())
-    intervals = band.fit(*rest, progress=False).calibrate(*held).predict(test.x, LEVEL)
+    intervals = band.fit(*rest, progress=False).calibrate(*held, noise="none").predict(test.x, LEVEL)
     seconds = time.perf_counter() - start
     # in the unit of the other methods, the standard deviation of the whole training part's targets
     unit = protocol.y[protocol.rest[i]].std() / protocol.y[protocol.training[i]].std()
@@ -239,54 +233,6 @@ def rows_of(part: Part, options: argparse.Namespace, done: set[Key], report: Rep
             yield row(protocol, i, method, METHODS[method](protocol, i))
 
 
-def in_processes(
-    todo: Sequence[Part], options: argparse.Namespace, done: set[Key], say: Report
-) -> Iterator[dict[str, object]]:
-    """The rows as they come. What takes longest is first, as who is last works alone."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    waiting, running = sorted(todo, key=lambda part: part.cost), {}
-    while waiting or running:
-        while waiting and len(running) < options.workers:
-            part = waiting.pop()
-            running[part] = context.Process(target=work, args=(part, options, done, queue), daemon=True)
-            running[part].start()
-        for part, process in running.items():
-            if process.exitcode:
-                raise SystemExit(
-                    f"the process of {part.name} ended with exit code {process.exitcode}, and the run with it"
-                )
-        try:
-            kind, content = queue.get(timeout=1.0)
-        except Empty:
-            continue
-        if kind == "end":
-            running.pop(content).join()
-        elif kind == "row":
-            yield content
-        else:
-            say(content)
-
-
-def work(part: Part, options: argparse.Namespace, done: set[Key], queue: Any) -> None:
-    """A process of its own, on its share of the cores; it ends with the one that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that started it
-    parent = multiprocessing.parent_process()
-    say = seldom(lambda text: queue.put(("status", text)))
-
-    def report(text: str) -> None:
-        if parent is not None and not parent.is_alive():
-            sys.exit("the run was killed")
-        say(text)
-
-    cores = max(1, (os.cpu_count() or 1) // options.workers)
-    torch.set_num_threads(cores)
-    with threadpool_limits(cores):
-        for cells in rows_of(part, options, done, report):
-            queue.put(("row", cells))
-    queue.put(("end", part))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = on_data("reproduce", __doc__, "methods.csv")
     parser.add_argument("--datasets", nargs="+", default=data.NAMES, choices=data.NAMES, metavar="NAME")
@@ -313,10 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tqdm(total=len(wanted), initial=len(wanted & done), unit="row", mininterval=SECONDS) as bar:
         say = beside(bar)
         if options.workers > 1:
-            made = in_processes(todo, options, done, say)
-        else:
-            made = itertools.chain.from_iterable(rows_of(part, options, done, say) for part in todo)
-        for cells in made:
+            todo.sort(key=lambda part: -part.cost)  # what takes longest is first, as who is last works alone
+        for cells in in_processes(todo, partial(rows_of, options=options, done=done), options.workers, say):
             rows.append([cells])
             bar.update()
     if malformed:

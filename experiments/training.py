@@ -1,5 +1,7 @@
 """Many small networks trained at once: the paper's network, its parameters stacked, each step a batched product.
 
+They learn the mean by squares, or mean and log variance by a Gaussian likelihood, or quantiles by the pinball loss.
+
 A stack costs what its networks would cost one by one, less the overhead of the calls, which for networks this small is
 most of it. Every network has its own seed and shuffles its own rows.
 """
@@ -19,10 +21,11 @@ HIDDEN = (50, 50)
 ROWS_AT_ONCE = 16_384  # of all networks together: more than the cache holds would only be slower
 EPOCHS_AT_MOST = 10_000
 Report = Callable[[str], None]
+Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (m, b) or (m, b, k), targets (m, b) -> (m, b)
 
 
 class Recipe(NamedTuple):
-    """How a network is trained: Adam on the mean of squares."""
+    """How a network is trained, by Adam."""
 
     batch: int = 512
     rate: float = 1e-3
@@ -36,6 +39,10 @@ class Rows(NamedTuple):
     y: Tensor  # (splits, n)
 
 
+def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs - y) ** 2
+
+
 @dataclass(frozen=True)
 class Stack:
     """m networks of one shape, with or without dropout after each hidden layer."""
@@ -45,13 +52,15 @@ class Stack:
     dropout: Tensor | None = None  # (m,) the rates
 
     @classmethod
-    def initial(cls, features: int, seeds: Sequence[int], dropout: Sequence[float] | None = None) -> Self:
+    def initial(
+        cls, features: int, seeds: Sequence[int], dropout: Sequence[float] | None = None, outputs: int = 1
+    ) -> Self:
         """As `nn.Linear` would start, network by network."""
         layers = []
         for seed in seeds:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                layers.append([nn.Linear(a, b) for a, b in itertools.pairwise((features, *HIDDEN, 1))])
+                layers.append([nn.Linear(a, b) for a, b in itertools.pairwise((features, *HIDDEN, outputs))])
         return cls(
             tuple(torch.stack([linear.weight.detach() for linear in column]) for column in zip(*layers, strict=True)),
             tuple(torch.stack([linear.bias.detach() for linear in column]) for column in zip(*layers, strict=True)),
@@ -65,7 +74,7 @@ class Stack:
     def parameters(self) -> list[Tensor]:
         return [*self.weights, *self.biases]
 
-    def __call__(self, x: Tensor, training: bool = False) -> Tensor:  # (m, b, d) -> (m, b)
+    def __call__(self, x: Tensor, training: bool = False) -> Tensor:  # (m, b, d) -> (m, b), or (m, b, k)
         for layer, (W, b) in enumerate(zip(self.weights, self.biases, strict=True)):
             if layer > 0:
                 x = nn.functional.leaky_relu(x)
@@ -73,7 +82,7 @@ class Stack:
                     rate = self.dropout[:, None, None]
                     x = x * (torch.rand_like(x) >= rate) / (1 - rate)
             x = torch.baddbmm(b[:, None], x, W.mT)
-        return x[:, :, 0]
+        return x[:, :, 0] if x.shape[2] == 1 else x
 
     def __getitem__(self, which: Tensor | slice) -> Self:
         """The stack of some of the networks; a copy."""
@@ -82,6 +91,11 @@ class Stack:
             tuple(b.detach()[which].clone() for b in self.biases),
             None if self.dropout is None else self.dropout[which].clone(),
         )
+
+    def take(self, which: Tensor, others: Self) -> None:
+        """Overwrite some of the networks with others."""
+        for mine, theirs in zip(self.parameters, others.parameters, strict=True):
+            mine[which] = theirs
 
     @classmethod
     def concatenate(cls, stacks: Sequence[Self]) -> Self:
@@ -141,12 +155,19 @@ def search(
     recipe: Recipe,
     patience: int,
     report: Report,
+    *,
+    loss: Loss = squared_error,
+    decoupled: bool = False,  # the weight decay: AdamW
+    epochs_at_most: int | None = None,
+    best_of_all: bool = False,  # each network as it was at its best, instead of when it was stopped
 ) -> tuple[Stack, list[int], list[float]]:
     """Early stopping, when `held` has not been predicted better for `patience` epochs: each network as it is then, how
-    many epochs that took, and its mean squared error on `held`."""
+    many epochs that took, and its mean loss on `held`."""
     networks, epochs, errors = [], [], []
+    epochs_at_most = EPOCHS_AT_MOST if epochs_at_most is None else epochs_at_most
     for part in _groups(len(stack), recipe):
-        course = _Course(stack[part], rows, owner[part], seeds[part], recipe)
+        course = _Course(stack[part], rows, owner[part], seeds[part], recipe, loss, decoupled)
+        kept = stack[part]
         m = len(course.index)
         best, waited = torch.full((m,), torch.inf), torch.zeros(m, dtype=torch.int)
         stopped, last = [0] * m, [0.0] * m
@@ -160,13 +181,15 @@ def search(
             better = error < best[course.index]
             best[course.index] = torch.where(better, error, best[course.index])
             waited[course.index] = torch.where(better, 0, waited[course.index] + 1)
+            if best_of_all:
+                kept.take(course.index[better], course.stack[better])
             ended = waited[course.index] >= patience
-            if epoch == EPOCHS_AT_MOST:
+            if epoch == epochs_at_most:
                 ended = torch.ones_like(ended)
             for position in ended.nonzero()[:, 0].tolist():
                 i = int(course.index[position])
-                stopped[i], last[i] = epoch, error[position].item()
-                finished[i] = course.stack[slice(position, position + 1)]
+                stopped[i], last[i] = epoch, (best[i] if best_of_all else error[position]).item()
+                finished[i] = kept[i : i + 1] if best_of_all else course.stack[position : position + 1]
             course.drop(ended)
         networks += [network for network in finished if network is not None]
         epochs += stopped
@@ -177,9 +200,19 @@ def search(
 class _Course:
     """Training under way: a stack, its optimiser and its shuffles. Networks leave it when they have finished."""
 
-    def __init__(self, stack: Stack, rows: Rows, owner: Sequence[int], seeds: Sequence[int], recipe: Recipe) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        rows: Rows,
+        owner: Sequence[int],
+        seeds: Sequence[int],
+        recipe: Recipe,
+        loss: Loss = squared_error,
+        decoupled: bool = False,
+    ) -> None:
         self.index = torch.arange(len(stack))  # of those still here
-        self.rows, self.recipe = rows, recipe
+        self.rows, self.recipe, self.loss = rows, recipe, loss
+        self.optimiser_class = torch.optim.AdamW if decoupled else torch.optim.Adam
         self.owner = torch.tensor(owner)
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.noise = torch.Generator().manual_seed(seeds[0])  # of the dropout
@@ -189,7 +222,7 @@ class _Course:
         self.stack = stack
         for w in stack.parameters:
             w.requires_grad_()
-        self.optimiser = torch.optim.Adam(
+        self.optimiser = self.optimiser_class(
             stack.parameters, lr=self.recipe.rate, weight_decay=self.recipe.weight_decay, fused=True
         )
 
@@ -202,13 +235,13 @@ class _Course:
                 x, y = self.rows.x[self.owner[:, None], batch], self.rows.y[self.owner[:, None], batch]
                 self.optimiser.zero_grad()
                 # each network's parameters appear only in its own term, so the sum's gradient is that of each
-                ((self.stack(x, training=True) - y) ** 2).mean(dim=1).sum().backward()
+                self.loss(self.stack(x, training=True), y).mean(dim=1).sum().backward()
                 self.optimiser.step()
             self.noise.set_state(torch.get_rng_state())
 
     @torch.no_grad()
     def errors(self, held: Rows) -> Tensor:  # (m,)
-        return ((self.stack(held.x[self.owner]) - held.y[self.owner]) ** 2).mean(dim=1)
+        return self.loss(self.stack(held.x[self.owner]), held.y[self.owner]).mean(dim=1)
 
     def drop(self, ended: Tensor) -> None:
         """Finished networks leave, the others keep their momenta."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from scipy import optimize, stats
@@ -221,6 +223,18 @@ def gaussian_intervals(outputs: np.ndarray, noise_std: float, level: float) -> t
     mean = sum(outputs) / len(outputs)
     variance = sum((row - mean) ** 2 for row in outputs) / len(outputs)
     return stats.norm.interval(level, mean, np.sqrt(variance + noise_std**2))
+
+
+def mixture(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of mixtures of Gaussians with (mean, variance) each, (M, n, 2), by their moments."""
+    first = sum(mean for mean, _ in members.transpose(0, 2, 1)) / len(members)
+    second = sum(variance + mean**2 for mean, variance in members.transpose(0, 2, 1)) / len(members)
+    return first, np.sqrt(second - first**2)
+
+
+def accepted(scores: np.ndarray, score: float, level: float) -> bool:
+    """Whether split conformal prediction accepts a row: fewer than ⌈(n+1)·level⌉ of the n scores are below its own."""
+    return int(sum(other < score for other in scores)) < math.ceil(round((len(scores) + 1) * level, 9))
 
 
 def projection(dim: int, p: int, seed: int) -> np.ndarray:

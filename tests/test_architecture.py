@@ -31,7 +31,8 @@ PROGRESS = "only progress bars need it, and `import deltaband` loads torch and n
 
 # (module, what it imports inside a function): why. A leading dot marks a module of deltaband.
 LAZY: dict[tuple[str, str], str] = {
-    ("baselines", "scipy"): SLOW,
+    ("baselines.calibrated", "scipy"): SLOW,
+    ("baselines.gaussian", "scipy"): SLOW,
     ("calibration.calibrate", "scipy"): SLOW,
     ("calibration.noise", "sklearn"): SLOW,
     ("classification", "scipy"): SLOW,

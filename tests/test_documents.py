@@ -18,7 +18,7 @@ import pytest
 import deltaband
 import deltaband.sklearn
 from deltaband import baselines, metrics, plots
-from experiments import calibration_report
+from experiments import calibration_report, noise, noise_report
 from tests.support.documents import (
     ROOT,
     anchors,
@@ -116,7 +116,7 @@ def test_the_reference_has_every_public_name():
         public |= {
             f"{module.__name__}.{each}"
             for each, value in vars(module).items()
-            if not each.startswith("_") and getattr(value, "__module__", None) == module.__name__
+            if not each.startswith("_") and str(getattr(value, "__module__", "")).startswith(module.__name__)
         }
     assert public <= described
     for each in described:
@@ -130,3 +130,9 @@ def test_the_table_of_calibrated_scores_is_what_the_experiment_found():
     text = (ROOT / "docs" / "calibration.md").read_text()
     assert "\n".join(calibration_report.scores(cells)) in text
     assert calibration_report.joint_coverage(cells) in text
+
+
+def test_the_tables_of_learnt_noise_are_what_the_experiment_found():
+    cells = pd.read_csv(noise.NOISE_RESULTS)
+    assert "\n".join(noise_report.overview(cells)) in (ROOT / "docs" / "calibration.md").read_text()
+    assert "\n".join(noise_report.readme(cells)) in (ROOT / "README.md").read_text()

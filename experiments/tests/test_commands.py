@@ -7,7 +7,7 @@ from experiments.__main__ import main
 from experiments.tests.small_data import options, small
 
 
-@pytest.mark.parametrize("command", ["reproduce", "energy", "calibration", "reproduce --workers"])
+@pytest.mark.parametrize("command", ["reproduce", "energy", "calibration", "noise", "reproduce --workers"])
 @pytest.mark.parametrize("number", ["0", "-3", "1.5", "few", ""])
 def test_numbers_of_splits_and_workers_are_positive(command, number, capsys):
     command, option = (command + " --splits").split()[:2]
@@ -49,7 +49,7 @@ def test_without_a_command_the_commands_are_listed(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["reproduce", "score", "energy", "continued", "figure", "parameters", "calibration", "digits"]
+    "command", ["reproduce", "score", "energy", "continued", "figure", "parameters", "calibration", "noise", "digits"]
 )
 def test_where_results_cannot_be_written_nothing_is_begun(command, tmp_path, capsys):
     (tmp_path / "file").write_text("x")
@@ -66,7 +66,7 @@ def test_where_results_cannot_be_written_nothing_is_begun(command, tmp_path, cap
 
 
 def test_an_interrupted_command_ends_with_a_line(folder, monkeypatch, capsys):
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reproduce, "rows_of", interrupted)

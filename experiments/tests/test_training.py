@@ -26,15 +26,16 @@ def silent(text):
     pass
 
 
-def one_by_one(network, x, y, seed, epochs, recipe=RECIPE):
+def one_by_one(network, x, y, seed, epochs, recipe=RECIPE, loss=None, optimiser_class=torch.optim.Adam):
     """An ordinary training loop. Yields the network after each epoch."""
     network = copy.deepcopy(network)
-    optimiser = torch.optim.Adam(network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
+    loss = loss or (lambda outputs, y: nn.functional.mse_loss(outputs[:, 0], y))
+    optimiser = optimiser_class(network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         for batch in torch.randperm(len(x), generator=generator).split(recipe.batch):
             optimiser.zero_grad()
-            nn.functional.mse_loss(network(x[batch])[:, 0], y[batch]).backward()
+            loss(network(x[batch]), y[batch]).backward()
             optimiser.step()
         yield network
 
@@ -88,6 +89,53 @@ def test_early_stopping_equals_an_ordinary_loop(rows):
         assert errors[i] == pytest.approx(error, rel=1e-3)
         for a, b in zip(stopped.network(i).parameters(), network.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.AdamW])
+def test_networks_at_their_best_under_another_loss_and_optimiser_equal_an_ordinary_loop(rows, optimiser):
+    held = Rows(rows.x[:, 30:], rows.y[:, 30:])
+    learnt = Rows(rows.x[:, :30], rows.y[:, :30])
+
+    def loss(outputs, y):  # of two outputs, (m, b, 2) and (b, 2)
+        return (outputs[..., 0] - y).abs() + (outputs[..., 1] - 2 * y) ** 2
+
+    start = Stack.initial(3, SEEDS, outputs=2)
+    recipe = RECIPE._replace(weight_decay=0.5)  # which tells the optimisers apart
+    stopped, epochs, errors = search(
+        start,
+        learnt,
+        held,
+        OWNER,
+        SEEDS,
+        recipe,
+        4,
+        silent,
+        loss=loss,
+        decoupled=optimiser is torch.optim.AdamW,
+        epochs_at_most=12,
+        best_of_all=True,
+    )
+    for i, owner in enumerate(OWNER):
+        course = one_by_one(
+            start.network(i),
+            learnt.x[owner],
+            learnt.y[owner],
+            SEEDS[i],
+            epochs[i],
+            recipe,
+            lambda outputs, y: loss(outputs, y).mean(),
+            optimiser,
+        )
+        seen = []
+        for network in course:
+            with torch.no_grad():
+                error = loss(network(held.x[owner]), held.y[owner]).mean().item()
+            seen.append((error, [w.detach().clone() for w in network.parameters()]))
+        error, best = min(seen, key=lambda each: each[0])
+        assert errors[i] == pytest.approx(error, rel=1e-3)
+        for a, b in zip(stopped.network(i).parameters(), best, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    assert max(epochs) <= 12
 
 
 def test_early_stopping_ends_where_training_never_stops_improving(rows, monkeypatch):

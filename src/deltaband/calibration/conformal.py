@@ -129,11 +129,11 @@ class ConformalScale:
         return np.sqrt(self.scales.squared(q)[:, self.best])
 
     def quantile(self, level: float) -> float:
-        return float(_quantiles(self.standardised, (level,))[0])
+        return float(conformal_quantiles(self.standardised, (level,))[0])
 
     def bounds(self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both") -> Bounds:  # (rows, levels) each
         scores = {"both": self.absolute, "upper": self.signed, "lower": -self.signed[::-1]}[side]
-        quantiles = _quantiles(scores, levels).T  # (C, levels)
+        quantiles = conformal_quantiles(scores, levels).T  # (C, levels)
         return self._bounds(q, len(levels), side, lambda rows, chosen: quantiles[chosen])
 
     def _bounds(self, q: np.ndarray, n_levels: int, side: Side, largest_score: LargestScore) -> Bounds:
@@ -196,7 +196,7 @@ class QuantileScale(ConformalScale):
         bounds, own = super().bounds(q, levels, side), self.own_levels[side]
         columns = [i for i, level in enumerate(levels) if math.isclose(level, own)]
         if columns:
-            excess = _quantiles(self.excess[side], (own,)).T  # (C, 1)
+            excess = conformal_quantiles(self.excess[side], (own,)).T  # (C, 1)
 
             def largest_score(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
                 return (1 + excess[chosen] / q[rows, -1:]) / self.unit
@@ -254,7 +254,8 @@ class AllOutputs(EachOutput):
         return len(self.scores["both"])
 
     def bounds(self, q: Sequence[np.ndarray], levels: tuple[float, ...], side: Side) -> Bounds:  # (rows, m, levels)
-        return two_bounds((self.scale(q) * self.units)[:, :, None] * _quantiles(self.scores[side], levels), side)
+        scale = (self.scale(q) * self.units)[:, :, None]
+        return two_bounds(scale * conformal_quantiles(self.scores[side], levels), side)
 
 
 def rows_needed(level: float) -> int:
@@ -263,7 +264,8 @@ def rows_needed(level: float) -> int:
     return next(n for n in itertools.count(start) if _rank(level, n) <= n)
 
 
-def _quantiles(scores: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:  # (n, …), sorted -> (levels, …)
+def conformal_quantiles(scores: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:  # (n, …) -> (levels, …)
+    """Return the ⌈(n+1)·level⌉-th smallest of scores that are sorted; raise if there are too few."""
     n = len(scores)
     for level in levels:
         if _rank(level, n) > n:

@@ -1,4 +1,4 @@
-"""Two other methods for intervals, for comparison: Monte-Carlo dropout and deep ensembles.
+"""Intervals from networks that return a mean alone: Monte-Carlo dropout and deep ensembles.
 
 Both give ŷ ± z·√(v + noise_std²), with z the normal quantile of the level, ŷ and v the mean and the population variance
 of T stochastic passes or of M networks. Nothing guarantees their coverage.
@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from .data.batches import read_arrays
-from .data.inputs import Inputs, check_finite
-from .errors import NotFittedError
-from .fitting.fit import ADVICE
-from .network.model_copy import eval_copy, unwrap
-from .network.network import Network, plain_autograd
-from .results import Intervals, like, parse_levels
-from .validation import check_int, check_non_negative
+from ..data.inputs import Inputs, check_finite
+from ..errors import NotFittedError
+from ..fitting.fit import ADVICE
+from ..network.network import Network, plain_autograd
+from ..results import Intervals, like, parse_levels
+from ..validation import check_int, check_non_negative
+from .networks import check_columns, ensemble_outputs, held_out, members, network_of
 
 # Dropout draws from torch's global generators: only one thread at a time may seed them.
 _GENERATORS_LOCK = threading.RLock()
@@ -97,7 +96,7 @@ class MCDropout(_Gaussian):
         super().__init__(noise_std)
         self.model = model
         self.passes, self.seed = check_int(passes, "passes", 2, 2**63), check_int(seed, "seed", 0, 2**63)
-        _dropouts(_network(model))  # report problems of the model now
+        _dropouts(network_of(model))  # report problems of the model now
 
     def fit(self, x: Any, y: Any, *, noise_stds: Sequence[float] | None = None) -> Self:
         """Choose the noise_std of highest `log_likelihood` on held-out rows; it replaces the one given.
@@ -110,7 +109,7 @@ class MCDropout(_Gaussian):
             The object itself.
         """
         if noise_stds is None:
-            scale = float(_held_out(x, y)[1].std(correction=0))
+            scale = float(held_out(x, y)[1].std(correction=0))
             if scale == 0.0:
                 raise ValueError("all targets are equal, so the scale of the noise is not known: give noise_stds=")
             noise_stds = np.geomspace(0.01 * scale, 2 * scale, 24).tolist()
@@ -133,10 +132,10 @@ class MCDropout(_Gaussian):
         sigma = np.atleast_1d(np.asarray(noise_stds, dtype=np.float64))
         if sigma.ndim != 1 or not sigma.size or not np.all((sigma > 0) & np.isfinite(sigma)):
             raise ValueError(f"noise_stds must be positive finite numbers, got {noise_stds!r}")
-        X, targets = _held_out(x, y)
+        X, targets = held_out(x, y)
         unit = torch.from_numpy(sigma)[:, None, None]
         logs = np.full((len(sigma), len(X)), -np.inf)
-        network = _network(self.model)
+        network = network_of(self.model)
         with _seeded(self.seed, network.device):
             for rows, outputs in _passes(network, X, self.passes):
                 exponents = ((targets[rows] - outputs) / unit).square_().mul_(-0.5)  # (noise_stds, t, b)
@@ -145,7 +144,7 @@ class MCDropout(_Gaussian):
         return logs.mean(axis=1) - np.log(sigma) - constants
 
     def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
-        network = _network(self.model)
+        network = network_of(self.model)
         count, mean, squares = np.zeros((3, len(X)))
         with _seeded(self.seed, network.device):
             for rows, outputs in _passes(network, X, self.passes):
@@ -172,14 +171,7 @@ class DeepEnsemble(_Gaussian):
 
     def __init__(self, models: Sequence[nn.Module], *, noise_std: float | None = None) -> None:
         super().__init__(noise_std)
-        if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
-            raise TypeError("models must be a list of networks, got one network")
-        self.models = list(models)
-        if len(self.models) < 2:
-            raise ValueError(f"an ensemble needs at least 2 networks, got {len(self.models)}")
-        if len({id(model) for model in self.models}) < len(self.models):
-            raise ValueError("the same network is in models more than once: each member must be trained on its own")
-        self._outputs(Inputs.of(torch.empty(0)))  # report problems of a model now
+        self.models = members(models, at_least=2)
 
     def fit(self, x: Any, y: Any) -> Self:
         """Set noise_std² to the mean squared error of single networks on held-out rows; it replaces the one given.
@@ -192,39 +184,14 @@ class DeepEnsemble(_Gaussian):
         Returns:
             The object itself.
         """
-        X, targets = _held_out(x, y)
-        self._noise_std = float(np.sqrt(np.mean((self._outputs(X)[0] - targets.numpy()) ** 2)))
+        X, targets = held_out(x, y)
+        outputs, _ = ensemble_outputs(self.models, X)
+        self._noise_std = float(np.sqrt(np.mean((outputs[:, :, 0] - targets.numpy()) ** 2)))
         return self
 
     def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:
-        outputs, dtype = self._outputs(X)
-        return outputs.mean(axis=0), outputs.var(axis=0), dtype
-
-    def _outputs(self, X: Inputs) -> tuple[np.ndarray, torch.dtype]:  # (M, n) float64
-        outputs, dtype = np.zeros((len(self.models), len(X))), torch.float32
-        for i, model in enumerate(self.models):
-            try:
-                network = _network(model)
-                dtype = torch.promote_types(dtype, network.dtype)
-                if len(X):
-                    y = network.outputs(X).cpu().double()
-                    _check_single(network, X)
-                    check_finite(y, "the network's outputs", advice=ADVICE)
-                    outputs[i] = y[:, 0].numpy()
-            except (TypeError, ValueError) as error:
-                kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(f"models[{i}]: {error}") from error
-        return outputs, dtype
-
-
-def _network(model: nn.Module) -> Network:
-    """Return the model as a function; of a frozen one a copy is thawed, since no gradients are taken here."""
-    model = unwrap(model)
-    if not any(w.requires_grad for w in model.parameters()):
-        model = eval_copy(model)
-        for w in model.parameters():
-            w.requires_grad_(w.is_floating_point())
-    return Network(model)
+        outputs, dtype = ensemble_outputs(self.models, X)
+        return outputs.mean(axis=0)[:, 0], outputs.var(axis=0)[:, 0], dtype
 
 
 def _dropouts(network: Network) -> list[_DropoutNd]:
@@ -241,7 +208,7 @@ def _passes(network: Network, X: Inputs, passes: int) -> Iterator[tuple[slice, T
     if len(X) == 0:
         return
     at_once = network.chunk_rows(X)  # before the dropout is on; so many rows stay in the cache, and in memory
-    _check_single(network, X)
+    check_columns(network, X, 1)
     reached: list[bool] = []
     for module in dropouts:
         module.train()
@@ -261,11 +228,6 @@ def _passes(network: Network, X: Inputs, passes: int) -> Iterator[tuple[slice, T
             yield rows, y.cpu().double()
 
 
-def _check_single(network: Network, X: Inputs) -> None:
-    if (n_outputs := network.validate(X)) != 1:
-        raise ValueError(f"the network returns {n_outputs} outputs a row, expected one")
-
-
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Disable gradients and draw random numbers from `seed`; restore the global generators afterwards."""
@@ -276,12 +238,3 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         for where in cuda:
             torch.cuda.default_generators[where.index].manual_seed(seed)
         yield
-
-
-def _held_out(x: Any, y: Any) -> tuple[Inputs, Tensor]:  # (n,) targets
-    X, targets = read_arrays(x, y)
-    if targets.shape[1] != 1:
-        raise ValueError(f"targets must have shape (n,) or (n, 1), got {tuple(targets.shape)}")
-    if len(X) == 0:
-        raise ValueError("the held-out data are empty: give at least one row")
-    return X, targets[:, 0]
