@@ -49,7 +49,7 @@ from deltaband.baselines import MeanVarianceEnsemble, QuantileNetwork
 from deltaband.calibration import ConformalScale, conformal_quantiles
 from deltaband.calibration.conformal import EachOutput
 from deltaband.data.inputs import Inputs
-from deltaband.fitting.formula import KnownRows, compared
+from deltaband.fitting.fit import KnownRows
 from deltaband.sklearn import BandRegressor
 
 from . import data
@@ -211,7 +211,7 @@ class Ours:
         self.residuals, self.q = split.calibration.y[: len(few)] - outputs, known.q[0]
 
     def _known(self, x: np.ndarray) -> tuple[np.ndarray, KnownRows]:
-        outputs, _, known = compared(self.band.spec, self.band.fits_, self.calibration, Inputs.of(x))
+        outputs, _, known = self.band.spec.compared(self.band.fits_, self.calibration, Inputs.of(x))
         return outputs[:, 0], known
 
     def intervals(self, n: int | None = None) -> dict[str, Intervals]:
