@@ -214,3 +214,35 @@ def test_a_classifier_keeps_its_fit_too(per_output):
     for one, other in zip((*before.log_odds, *before.probability), (*after.log_odds, *after.probability), strict=True):
         assert torch.equal(one, other)
     assert seen(band.model) == model_before
+
+
+class OneBuffer:
+    """A loader that writes every batch to the same memory, as NumPy pipelines do."""
+
+    def __init__(self, x, y, w=None, size=7):
+        self.parts, self.size = (x, y) if w is None else (x, y, w), size
+
+    def __iter__(self):
+        buffers = [torch.empty_like(part[: self.size]) for part in self.parts]
+        for start in range(0, len(self.parts[0]), self.size):
+            rows = [part[start : start + self.size] for part in self.parts]
+            for buffer, part in zip(buffers, rows, strict=True):
+                buffer[: len(part)] = part
+            yield tuple(buffer[: len(rows[0])] for buffer in buffers)
+        for buffer in buffers:
+            buffer.fill_(1e3)
+
+
+@pytest.mark.parametrize("hidden", [5, 60])  # primal and dual form
+@pytest.mark.parametrize("engine", [Exact(), Nystrom(30), RandomProjection(20)], ids=str)
+def test_a_loader_may_use_its_memory_again(engine, hidden, tmp_path):
+    w = 0.5 + torch.arange(len(X), dtype=torch.float64) % 3
+    expected = PredictionIntervals(mlp(hidden=hidden), damping=0.5, engine=engine)
+    expected.fit(X, Y, sample_weight=w, progress=False).calibrate(*HELD_OUT)
+    band = PredictionIntervals(mlp(hidden=hidden), damping=0.5, engine=engine, batch=tuple)
+    band.fit(OneBuffer(X, Y, w), progress=False, checkpoint=tmp_path / "x.ckpt", checkpoint_every=0)
+    band.calibrate(OneBuffer(*HELD_OUT))
+    assert expected.share_seen_in_training(X, Y) == band.share_seen_in_training(X, Y) == 1.0
+    for got, wanted in zip(band.predict(ASKED), expected.predict(ASKED), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-7)
+    np.testing.assert_allclose(band.noise_std_, expected.noise_std_, rtol=1e-12)

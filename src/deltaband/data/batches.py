@@ -1,5 +1,7 @@
 """Data as a stream of checked chunks of inputs and targets, whatever the user brought."""
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import operator
@@ -52,13 +54,13 @@ class Batches:
         """Return the first rows, and the batches as if none had been read; these remember the first rows."""
         if self.first is not None:
             return self.first, self
-        taken: list[Any] = []
+        taken: list[_Copied] = []
         rest = iter(self.source)
 
-        def recorded() -> Iterator[Any]:
+        def recorded() -> Iterator[_Copied]:
             for batch in rest:
-                taken.append(batch)
-                yield batch
+                taken.append(self._copied(batch, sum(len(each.x) for each in taken)))
+                yield taken[-1]
 
         chunks = replace(self, source=recorded()).chunks(lambda x: max(len(x), FEWEST_FIRST_ROWS))
         chunk = next(chunks, None)
@@ -103,17 +105,7 @@ class Batches:
         """Yield the batches that have rows, up to `max_rows` rows, or raise with what is wrong."""
         done, n_columns = 0, 0
         for batch in self.source:
-            given = batch if self.unpack is None else self.unpack(batch)
-            if not isinstance(given, tuple | list) or len(given) not in ((2,) if self.unpack is None else (2, 3)):
-                advice = "give arrays as X and y, or a batch= function that turns a batch into inputs and targets"
-                raise TypeError(f"each batch must be a pair (x, y), got {describe(given)}; {advice}")
-            x, y = Inputs.of(given[0]), read_targets(given[1])
-            check_lengths(x, y)
-            if len(given) == 3:
-                extras = given[2] if isinstance(given[2], Mapping) else {"sample_weight": given[2]}
-                if unknown := set(extras) - set(EXTRAS):
-                    raise TypeError(f"the third of a batch may have {' and '.join(EXTRAS)}, got {unknown.pop()!r}")
-                x = with_extras(x, **extras, first_row=done)
+            x, y = self._copied(batch, done)
             if self.max_rows is not None:
                 x, y = x[: self.max_rows - done], y[: self.max_rows - done]
             n_columns = n_columns or y.shape[1]
@@ -128,6 +120,33 @@ class Batches:
                 yield x, y
             if done == self.max_rows:
                 return
+
+    def _copied(self, batch: Any, first_row: int) -> _Copied:
+        """Return the inputs and targets of a batch in memory of our own: a loader may use its own again."""
+        if isinstance(batch, _Copied):
+            return batch
+        given = batch if self.unpack is None else self.unpack(batch)
+        if not isinstance(given, tuple | list) or len(given) not in ((2,) if self.unpack is None else (2, 3)):
+            advice = "give arrays as X and y, or a batch= function that turns a batch into inputs and targets"
+            raise TypeError(f"each batch must be a pair (x, y), got {describe(given)}; {advice}")
+        x, y = Inputs.of(given[0]), read_targets(given[1])
+        check_lengths(x, y)
+        if len(given) == 3:
+            extras = given[2] if isinstance(given[2], Mapping) else {"sample_weight": given[2]}
+            if unknown := set(extras) - set(EXTRAS):
+                raise TypeError(f"the third of a batch may have {' and '.join(EXTRAS)}, got {unknown.pop()!r}")
+            x = with_extras(x, **extras, first_row=first_row)
+        if self.is_checked:  # arrays, which nobody overwrites in between
+            return _Copied(x, y)
+        x = x.map(torch.clone).beside(**{name: extra.clone() for name, extra in x.extras.items()})
+        return _Copied(x, y.clone())
+
+
+class _Copied(NamedTuple):
+    """A batch that has been read."""
+
+    x: Inputs
+    y: Tensor
 
 
 @dataclass
