@@ -299,6 +299,7 @@ class FitAccumulator:
             outputs=start.outputs,
             n_returned=start.n_returned,
             total_weight=self._sums.weight,
+            uncertified=tuple(sorted(network.model_copy.uncertified)),
             sample=rows,
             residuals=Sample() if self._residuals is None else self._residuals.rows(),
             n_compared=n_compared if n_compared * m >= accuracy.SAMPLE_ROWS_AT_LEAST else 0,

@@ -52,6 +52,7 @@ class Fit:
     far: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) the leverage from which on a new row is far
     sample: Sample = field(default_factory=Sample)  # inputs of training rows, in random order
     residuals: Sample = field(default_factory=Sample)  # features, outputs and |residuals| of training rows
+    uncertified: tuple[str, ...] = ()  # parameters of which some batch has needed rows of plain autograd
     n_compared: int = 0  # how many of them a comparison with the exact method may take; 0 where exact
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
     rows_at_once: int = 0  # how many rows to evaluate together, where that saves work
@@ -69,6 +70,8 @@ class Fit:
             return "whole rows, by torch.func"
         covered, rest = len(self.layers.batch_dims), len(self.layers.rest)
         ways = [f"{covered} layer{'s'[: covered > 1]} by hooks"] if covered else []
+        if self.uncertified:
+            ways.append(f"{len(self.uncertified)} of these parameters in some batches by a plain loop over the rows")
         if rest:
             way = "torch.func" if self.layers.vmap else "a plain loop over the rows"
             ways.append(f"{rest} parameter{'s'[: rest > 1]} by {way}")

@@ -178,7 +178,8 @@ class ModelCopy:
         self.layer_names = frozenset(layers)
         self.last_layer = layers[-1] if parameters == "last" else None
         self.accepted: dict[tuple[Any, ...], AcceptedInputs] = {}  # by the kind of inputs
-        self.rng = np.random.default_rng(0)  # which rows are verified
+        self.rng = np.random.default_rng(0)  # of the factors by which batches are certified
+        self.uncertified: set[str] = set()  # parameters of which some batch has needed rows of plain autograd
         self.n_parameters = sum(w.numel() for w in tensors)
         self.device = next(iter(tensors)).device
         self.dtype = reduce(torch.promote_types, (w.dtype for w in tensors))

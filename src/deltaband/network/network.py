@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from . import checks
 from .checks import AcceptedInputs
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock
 from .layers import hooks
-from .layers.factors import DenseRows
+from .layers.factors import DenseRows, Part, certified
 from .layers.hooks import Layers
 from .model_copy import ModelCopy
 
@@ -27,7 +26,6 @@ CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
 LOOPED_ROWS = 4  # up to so many rows of J are faster by plain autograd than by torch.func
 PROBED_ROWS = 8  # on which it is tested which layers have gradients by hooks
-VERIFIED_ROWS = 4  # of a later chunk, compared with plain autograd
 MAX_FEATURES = 100  # of a row; more are projected at random
 REMEMBERED_KINDS = 256  # of inputs, such as sequences of different lengths
 
@@ -165,25 +163,10 @@ class Network:
         return Probe(layers, *shape)
 
     def verify(self, x: Any) -> None:
-        """Raise unless the last row of `x` and some others, drawn at random, have the gradients of plain autograd."""
-        n_outputs = self.validate(x)
-        x = self.prepare(x)
-        x = x[np.append(self.model_copy.rng.permutation(len(x) - 1)[: VERIFIED_ROWS - 1], len(x) - 1)]
-        o = int(self.model_copy.rng.integers(n_outputs))
-        _, gradients = self._gradients(x, slice(o, o + 1), by_loop=False)  # as for many rows
-        trainable = self.model_copy.trainable
-        varied = {name: trainable[name] for name in (self.layers.order if self.layers else self.parameters)}
+        """Raise unless the first and the last row of `x` have outputs that do not depend on other rows."""
+        x = self.prepare(x)[[0, len(x) // 2, len(x) - 1] if len(x) > 2 else slice(None)]
         with plain_autograd(self.device):
-            y = self._fresh(x)
-            checks.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
-            for i, value in enumerate(y[:, o]):
-                expected, got = _gradient(value, list(varied.values())), gradients.between(i, i + 1).rows()[0]
-                name = checks.first_difference(got, expected, {name: w.numel() for name, w in varied.items()})
-                if name is not None:
-                    raise ValueError(
-                        f"the gradient with respect to {name!r} is not computed as on the first rows: some rows use it "
-                        f"without its layer. Put such a row among the first {PROBED_ROWS}, or leave it out: parameters="
-                    )
+            checks.check_independent(self._fresh, x, self._fresh(x).detach(), 0, len(x) - 1)
 
     def rows_by_vmap_work(self, x: Any, names: tuple[str, ...] | None = None) -> bool:
         """Return whether torch.func gives the gradients that plain autograd does, on two rows of `x`."""
@@ -215,22 +198,59 @@ class Network:
         return outputs, gradients.scaled(x.weight.expand(-1, n_outputs)[:, group].T.reshape(-1).sqrt())
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
-        layers = self.layers
-        if layers is None:
+        layers, factors = self.layers, None
+        if layers is None:  # each row is computed alone
             outputs, rows = (self._looped if by_loop else self._vmapped)(tuple(self.parameters), x, group)
             return outputs, GradientBatch.of(*rows)
+        if len(x) > 1:  # of a single row nothing can be exchanged
+            m = len(range(self.validate(x))[group])
+            # not signs alone: two rows of the same sign could be exchanged
+            factors = torch.from_numpy(self.model_copy.rng.standard_normal((len(x), m))).to(self.device, self.dtype)
         try:
             with plain_autograd(self.device):
-                outputs, blocks = hooks.parts(self.eval_copy, layers, lambda: self._fresh(x)[:, group], len(x))
+                weights = [self.model_copy.trainable[name] for name in layers.order]
+                outputs, blocks, expected = hooks.parts(
+                    self.eval_copy, layers, lambda: self._fresh(x)[:, group], len(x), factors, weights
+                )
         except LayerMismatchError:  # these rows use a layer as the first ones did not
             outputs, rows = self._looped(layers.order[: len(layers.order) - len(layers.rest)], x, group)
             sizes = [sum(self.parameters[name].numel() for name in names) for names in layers.parameters]
-            blocks = [[DenseRows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows]
+            blocks, expected = [[DenseRows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows], None
         if layers.rest:
             compute = self._vmapped if layers.vmap and not by_loop else self._looped
             _, rows = compute(layers.rest, x, group)
             blocks = [[*block, DenseRows(of_output)] for block, of_output in zip(blocks, rows, strict=True)]
-        return outputs, GradientBatch(tuple(map(StoredBlock, blocks)))
+        by_layer, start = [], 0
+        for names, parts in zip(
+            (*layers.parameters, *[layers.rest] * bool(layers.rest)), zip(*blocks, strict=True), strict=True
+        ):
+            stop = start + parts[0].n_parameters
+            wanted = None if expected is None else expected[start:stop]
+            by_layer.append(self._certified(names, list(parts), factors, wanted, x, group))
+            start = stop
+        return outputs, GradientBatch(tuple(map(StoredBlock, map(list, zip(*by_layer, strict=True)))))
+
+    def _certified(
+        self,
+        names: tuple[str, ...],
+        parts: list[Part],
+        factors: Tensor | None,
+        expected: Tensor | None,
+        x: Inputs,
+        group: slice,
+    ) -> list[Part]:
+        """Return the parts of some parameters, one per output, or rows of plain autograd if they are not certified."""
+        if factors is None or expected is None or certified(parts, factors, expected):
+            return parts
+        _, rows = self._looped(names, x, group)
+        parts = [DenseRows(of_output) for of_output in rows]
+        if not certified(parts, factors, expected):
+            raise ValueError(
+                f"the gradients of a batch with respect to {names[0]!r} are not those of its rows one by one: outputs "
+                "depend on the other rows of the batch. Leave the parameter out, parameters=, or change the model"
+            )
+        self.model_copy.uncertified.update(names)
+        return parts
 
     def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
         """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters, by torch.func."""
@@ -283,30 +303,12 @@ class Network:
         x = self.prepare(x)
         if len(x.tensors) == 1 and x.tensors[0].ndim == 2 and x.tensors[0].is_floating_point():
             return _reduced(x.tensors[0]).numpy()
-        return np.concatenate([_reduced(self._last_given(part)).numpy() for part in x.split(self.chunk_rows(x))])
-
-    def _last_given(self, x: Inputs) -> Tensor:  # (b, k)
-        given: list[Tensor] = []
-
-        def record(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            given.extend(each.detach() for each in arguments[:1])
-
-        layers = [layer for layer in self.eval_copy.modules() if isinstance(layer, nn.Linear)]
-        handles = [layer.register_forward_pre_hook(record) for layer in layers]
-        few = x[:1] if len(x) > 1 else Inputs.cat([x, x])
-        try:
-            self.outputs(few)
-            of_few = list(given)
-            given.clear()
-            self.outputs(x)
-        finally:
-            for handle in handles:
-                handle.remove()
-        # another number of rows tells whether the first dimension holds them, or is as long by chance
-        if not given or len(given) != len(of_few) or (len(of_few[-1]), len(given[-1])) != (len(few), len(x)):
-            return torch.zeros(len(x), 0)
-        last = given[-1]
-        return last.reshape(len(x), math.prod(last.shape[1:-1]), last.shape[-1]).mean(dim=1)
+        return np.concatenate(
+            [
+                _reduced(hooks.last_given(self.eval_copy, self.outputs, part)).numpy()
+                for part in x.split(self.chunk_rows(x))
+            ]
+        )
 
     def _answer(self, x: Inputs) -> Tensor:
         with suppress(RuntimeError), torch.no_grad():

@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from ...storage.encoding import storable
 
+CERTIFIED_TO = {torch.float32: 1e-4, torch.float64: 1e-9}  # relative; more is not rounding
 PRODUCT_NUMBERS = 2**22  # formed at once: all positions of some rows times all positions of others
 
 
@@ -66,6 +67,10 @@ class DenseRows(_Factors):
 
     def scaled(self, factors: Tensor) -> Self:  # (b,)
         return replace(self, values=self.values * factors.to(self.values)[:, None])
+
+    def total(self, factors: Tensor) -> Tensor:  # (b,) -> (p,)
+        """Return the sum of the rows, each times its factor."""
+        return factors.to(self.values) @ self.values
 
     def columns(self, start: int, stop: int) -> Tensor:  # (b, stop − start)
         return self.values[:, start:stop]
@@ -142,6 +147,11 @@ class OuterProducts(_Positions):
             pieces.append(self.delta[:, :, max(start - n_weights, 0) : stop - n_weights].sum(dim=1))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
+    def total(self, factors: Tensor) -> Tensor:  # (b,) -> (p,)
+        delta = self.scaled(factors).delta.flatten(0, 1)
+        weight = (delta.T @ self.x.flatten(0, 1)).flatten()
+        return torch.cat([weight, delta.sum(dim=0)]) if self.bias else weight
+
     def _products(self, theirs: OuterProducts) -> Tensor:
         return (self.x @ theirs.x.mT + float(self.bias)) * (self.delta @ theirs.delta.mT)
 
@@ -176,6 +186,10 @@ class EmbeddingRows(_Positions):
         piece = EmbeddingRows((self.index - first) * within, self.delta * within[:, :, None], last + 1 - first)
         return piece.rows()[:, start - first * o : stop - first * o]
 
+    def total(self, factors: Tensor) -> Tensor:  # (b,) -> (p,)
+        delta = self.scaled(factors).delta.flatten(0, 1)
+        return delta.new_zeros(self.size, delta.shape[1]).index_add_(0, self.index.flatten(), delta).flatten()
+
     def _products(self, theirs: EmbeddingRows) -> Tensor:
         return (self.index[..., :, None] == theirs.index[..., None, :]) * (self.delta @ theirs.delta.mT)
 
@@ -201,6 +215,18 @@ def stacked(parts: Sequence[Part], dim: int = 0) -> Part:
     """Return the rows of all parts, which are alike, as one part."""
     first, *others = parts
     return first.map(lambda *tensors: torch.cat(tensors, dim), *others) if others else first  # type: ignore[arg-type]
+
+
+def certified(parts: Sequence[Part], factors: Tensor, expected: Tensor) -> bool:  # one per output, (b, m), (p,)
+    """Return whether the sum of the gradients of a batch, each times its factor, is the expected one up to rounding.
+
+    The expected one is the gradient of the sum of the outputs, each times its factor: rows that were permuted, merged
+    or dropped on their way to the parts would make another sum.
+    """
+    total = torch.stack([part.total(column) for part, column in zip(parts, factors.T, strict=True)]).sum(dim=0)
+    tolerance = CERTIFIED_TO[expected.dtype] * torch.maximum(expected.norm(), total.norm())
+    difference = (total.to(expected) - expected).norm()
+    return bool(difference <= tolerance) or not bool(torch.isfinite(expected).all())  # then a row will be named
 
 
 def cheapest(part: Part) -> Part:

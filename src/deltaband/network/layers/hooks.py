@@ -1,10 +1,11 @@
 """The parts of a batch's gradients: hooks record the input of each layer, a backward pass gives those of its output."""
 
 import inspect
+import math
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from ...data.inputs import Inputs
 from ...errors import LayerMismatchError
 from ...storage.encoding import storable
 from .factors import LAYER_RULES, DenseRows, Part, cheapest, compact, joined
@@ -67,22 +69,31 @@ class Call(NamedTuple):
         return frozenset(i for i, value in places if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)))
 
 
-def parts(model: nn.Module, layers: Layers, evaluate: Evaluate, b: int) -> tuple[Tensor, list[list[Part]]]:
-    """Compute outputs (b, m) and, for each output, the part of each layer."""
+def parts(
+    model: nn.Module, layers: Layers, evaluate: Evaluate, b: int, factors: Tensor | None, weights: Sequence[Tensor]
+) -> tuple[Tensor, list[list[Part]], Tensor | None]:
+    """Compute outputs (b, m) and, for each output, the part of each layer.
+
+    Given random `factors` (b, m), also compute the gradient of the sum of the outputs, each times its factor, with
+    respect to the `weights`: in a pass of its own, as nothing that the parts are made of may be trusted.
+    """
     modules = {name: model.get_submodule(name) for name in layers.batch_dims}
     y, calls = forward(evaluate, modules, b, {name for name, dim in layers.batch_dims.items() if dim == SHARED})
     if any(call.given not in given for name, given in layers.given.items() for call in calls[name]):
         raise LayerMismatchError
     blocks = []
     for i, column in enumerate(y.unbind(dim=1)):
-        deltas, made = deltas_of(column, calls, retain_graph=i < y.shape[1] - 1), []
+        deltas, made = deltas_of(column, calls, retain_graph=i < y.shape[1] - 1 or factors is not None), []
         for name, dim in layers.batch_dims.items():
             try:
                 made.append(compact(cheapest(part_of(modules[name], calls[name], deltas[name], b, dim))))
             except Exception as error:
                 raise LayerMismatchError from error
         blocks.append(made)
-    return y.detach(), blocks
+    if factors is None or not y.requires_grad:
+        return y.detach(), blocks, None
+    found = torch.autograd.grad((y * factors).sum(), weights, materialize_grads=True)
+    return y.detach(), blocks, torch.cat([g.to_dense().flatten() for g in found])
 
 
 def owned(layer: nn.Module) -> dict[str, nn.Parameter]:
@@ -153,6 +164,29 @@ def forward(
             handle = layer.register_forward_hook(partial(record, name), prepend=True, with_kwargs=True)
             stack.callback(handle.remove)
         return evaluate(), calls
+
+
+def last_given(model: nn.Module, outputs: Callable[[Inputs], Any], x: Inputs) -> Tensor:  # (b, k)
+    """Return what the last linear layer is given, averaged over positions; nothing if that has no rows."""
+    given: list[Tensor] = []
+
+    def record(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        given.extend(each.detach() for each in arguments[:1])
+
+    few = x[:1] if len(x) > 1 else Inputs.cat([x, x])
+    with ExitStack() as stack:
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                stack.callback(layer.register_forward_pre_hook(record).remove)
+        outputs(few)
+        of_few = list(given)
+        given.clear()
+        outputs(x)
+    # another number of rows tells whether the first dimension holds them, or is as long by chance
+    if not given or len(given) != len(of_few) or (len(of_few[-1]), len(given[-1])) != (len(few), len(x)):
+        return torch.zeros(len(x), 0)
+    last = given[-1]
+    return last.reshape(len(x), math.prod(last.shape[1:-1]), last.shape[-1]).mean(dim=1)
 
 
 def _detached(value: Any) -> Any:

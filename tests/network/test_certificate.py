@@ -1,0 +1,178 @@
+"""Every batch is certified: networks that rearrange rows get the gradients of plain autograd, or are refused."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import tests.reference as reference
+from deltaband import Exact, Nystrom, PredictionIntervals
+from deltaband.network.network import Network
+from tests.support.networks import probed
+
+N = 96
+pytestmark = pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+
+
+def sequences(dtype=torch.float64):
+    """Rows whose first number is their length; the first batch has one length alone."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(N, 6, 2, generator=generator, dtype=dtype)
+    X[:, 0, 0] = torch.randint(1, 7, (N,), generator=generator).to(dtype)
+    X[:32, 0, 0] = 6
+    return X, X[:, 0, 1].sin()
+
+
+class SortedByLength(nn.Module):
+    """The textbook way to feed a recurrent layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(2, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x):
+        lengths = x[:, 0, 0].round().clamp(1, 6).long().cpu()
+        order = lengths.argsort(descending=True)
+        packed = nn.utils.rnn.pack_padded_sequence(x[order], lengths[order], batch_first=True)
+        return self.head(self.rnn(packed)[1][0])[order.argsort()]
+
+
+class InPieces(nn.Module):
+    """A batch that is taken some rows at a time."""
+
+    def __init__(self, size=20):
+        super().__init__()
+        self.body, self.head, self.size = nn.Sequential(nn.Linear(2, 40), nn.Tanh()), nn.Linear(40, 1), size
+
+    def forward(self, x):
+        return torch.cat([self.head(self.body(piece).mean(dim=1)) for piece in x.split(self.size)])
+
+
+class Experts(nn.Module):
+    """Rows that go to sub-networks by a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.small, self.large, self.head = nn.Linear(12, 9), nn.Linear(12, 9), nn.Linear(9, 1)
+
+    def forward(self, x):
+        x, h = x.flatten(1), x.new_zeros(len(x), 9)
+        small = x[:, 0] < 5.5
+        h[small], h[~small] = torch.tanh(self.small(x[small])), torch.relu(self.large(x[~small]))
+        return self.head(h)
+
+
+class Flattened(nn.Module):
+    """Nodes of graphs of different sizes in one long list, the largest graphs first."""
+
+    def __init__(self):
+        super().__init__()
+        self.node, self.head = nn.Linear(2, 30), nn.Linear(30, 1)
+
+    def forward(self, x):
+        sizes = x[:, 0, 0].round().clamp(1, 6).long()
+        order = sizes.argsort(descending=True, stable=True)
+        nodes = torch.cat([x[i, : sizes[i]] for i in order])
+        graph = torch.repeat_interleave(order, sizes[order])
+        sums = x.new_zeros(len(x), 30).index_add(0, graph, torch.tanh(self.node(nodes)))
+        return self.head(sums)
+
+
+class Reversed(nn.Module):
+    """Many rows are taken from the last to the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 40), nn.Linear(40, 1)
+
+    def forward(self, x):
+        order = torch.arange(len(x)).flip(0) if len(x) > 9 else torch.arange(len(x))
+        return self.head(torch.tanh(self.body(x.flatten(1)[order])))[order]
+
+
+class GhostNormalised(nn.Module):
+    """Statistics of the batch, once it is large."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 40), nn.Linear(40, 1)
+
+    def forward(self, x):
+        h = self.body(x.flatten(1))
+        return self.head(torch.tanh(h - h.mean(dim=0) if len(x) > 9 else h))
+
+
+REARRANGING = [SortedByLength, InPieces, Experts, Flattened, Reversed]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", [Exact(), Nystrom(N)], ids=str)
+@pytest.mark.parametrize("kind", REARRANGING)
+def test_rows_that_are_rearranged_on_the_way_have_their_own_gradients(kind, engine, dtype):
+    torch.manual_seed(1)
+    model, (X, y) = kind().to(dtype), sequences(dtype)
+    band = PredictionIntervals(model, damping=1.0, engine=engine)
+    band.fit([(X[i : i + 32], y[i : i + 32]) for i in range(0, N, 32)], progress=False)
+    J = reference.jacobians(model, [(x[None],) for x in X]).reshape(N, -1)
+    expected = [reference.variance(J, 1.0, g) for g in J[:60]]
+    np.testing.assert_allclose(band.variance(X[:60]), expected, rtol=1e-9 if dtype == torch.float64 else 1e-3)
+
+
+def test_a_layer_that_needed_rows_of_its_own_is_named_in_the_summary():
+    X, y = sequences()
+    band = PredictionIntervals(Reversed().double(), damping=1.0, engine=Nystrom(N)).fit(X, y, progress=False)
+    assert "4 of these parameters in some batches by a plain loop over the rows" in band.summary()
+
+
+def test_statistics_of_the_batch_are_refused_in_fit_and_predict():
+    X, y = sequences()
+    model = GhostNormalised().double()
+    with pytest.raises(ValueError, match=r"depends? on the other rows of the batch"):
+        PredictionIntervals(model, damping=1.0, engine=Nystrom(N)).fit(X, y, progress=False)
+    few = PredictionIntervals(model, damping=1.0, engine=Exact()).fit(X[:8], y[:8], progress=False)
+    with pytest.raises(ValueError, match=r"depends? on the other rows of the batch"):
+        few.variance(X)
+
+
+class Regrouped(nn.Module):
+    """Rows in a random order, cut into random pieces, each of several positions."""
+
+    def __init__(self, order, cuts):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 5), nn.Linear(5, 1)
+        self.order, self.cuts = torch.tensor(order), cuts
+
+    def forward(self, x):
+        if len(x) != len(self.order):
+            return self.second(torch.tanh(self.first(x)).mean(dim=1))
+        pieces = torch.tensor_split(x[self.order], self.cuts)
+        y = torch.cat([self.second(torch.tanh(self.first(piece)).mean(dim=1)) for piece in pieces])
+        return y[self.order.argsort()]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(24)), st.sets(st.integers(1, 23), max_size=4))
+def test_no_order_and_no_grouping_of_rows_changes_their_gradients(order, cuts):
+    torch.manual_seed(3)
+    model = Regrouped(order, sorted(cuts)).double()
+    X = sequences()[0][:24]
+    network = probed(Network(model), X[:8])
+    _, gradients = network.gradients(X)
+    by_name = {name: reference.jacobians(model, [(x[None],) for x in X], [name])[:, 0] for name in network.layers.order}
+    np.testing.assert_allclose(gradients.rows(), np.concatenate(list(by_name.values()), axis=1), rtol=1e-9, atol=1e-12)
+
+
+def test_the_certificate_of_every_kind_of_part_is_that_of_its_rows():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(7, 4), nn.Conv1d(5, 6, 2), nn.LayerNorm(3), nn.Flatten(), nn.Linear(18, 2)
+    ).double()
+    x = torch.randint(0, 7, (11, 5))
+    network = probed(Network(model), x)
+    _, gradients = network.gradients(x)
+    signs = torch.randn(11, dtype=torch.float64)
+    for block in gradients.blocks:
+        for part in block.parts():
+            torch.testing.assert_close(part.total(signs), signs @ part.rows())
