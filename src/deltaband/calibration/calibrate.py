@@ -83,7 +83,7 @@ class Calibration:
         pairs = zip(self.covariances, self.scales, strict=True)
         return [partial(covariance.leverage_and_variances, dampings=scales.dampings) for covariance, scales in pairs]
 
-    def known(self, network: Network, x: Inputs, to: Reference, found: Sequence[np.ndarray]) -> KnownRows:
+    def known(self, network: Callable[[], Network], x: Inputs, to: Reference, found: Sequence[np.ndarray]) -> KnownRows:
         """Return what is known of rows, given what they are compared with and the values of the functions."""
         if len(x) == 0:
             none = [np.zeros((0, len(output.scales.dampings) + 1)) for output in self.conformal.outputs]
@@ -92,7 +92,7 @@ class Calibration:
         h = h if x.weight is None else h / x.weight.numpy()
         if isinstance(self.conformal.outputs[0], QuantileScale):
             q = _in_units(q, to.unit)
-        q = q if isinstance(self.noise, str) else _with_noise(self.noise, network, x, to.mean, q)
+        q = q if isinstance(self.noise, str) else _with_noise(self.noise, network(), x, to.mean, q)
         far: np.ndarray = np.any(h > self.far, axis=1) if len(self.far) else np.zeros(len(h), dtype=bool)
         return KnownRows(q, to.unit, far)
 

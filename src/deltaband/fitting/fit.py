@@ -271,7 +271,9 @@ class Method(Protocol):
     @property
     def row_functions(self) -> list[RowFunction]: ...  # for each fit, of gradients: what `known` needs
 
-    def known(self, network: Network, x: Inputs, to: Reference, found: Sequence[np.ndarray]) -> KnownRows: ...
+    def known(
+        self, network: Callable[[], Network], x: Inputs, to: Reference, found: Sequence[np.ndarray]
+    ) -> KnownRows: ...
 
 
 def in_units_of_noise(fits: Sequence[Fit], q: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -302,7 +304,7 @@ class Formula:
     def row_functions(self) -> list[RowFunction]:
         return [fit.variance for fit in self.fits]
 
-    def known(self, network: Network, x: Inputs, to: Reference, found: Sequence[np.ndarray]) -> KnownRows:
+    def known(self, network: Callable[[], Network], x: Inputs, to: Reference, found: Sequence[np.ndarray]) -> KnownRows:
         return KnownRows(in_units_of_noise(self.fits, found), to.unit)
 
     def scale(self, rows: KnownRows) -> np.ndarray:  # (n, m)

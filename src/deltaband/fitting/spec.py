@@ -209,7 +209,7 @@ class FitSpec:
         to = self.reference(fits, x, outputs)
         if to.crossed:
             warn(CROSSED.format(to.crossed, len(x)))
-        return outputs, to, method.known(self.network(), x, to, found)
+        return outputs, to, method.known(self.network, x, to, found)
 
     def changed_weight(self, network: Network, fit: Fit) -> str | None:
         """Return the name of the first parameter that is not what it was at the fit; None if there is none."""

@@ -41,7 +41,7 @@ class _Factors:
     def map(self, change: Callable[..., Tensor], *others: Self) -> Self:
         """Return the same factors with each tensor changed, given the corresponding tensors of `others` as well."""
         changed = {name: change(mine, *(vars(each)[name] for each in others)) for name, mine in self._tensors.items()}
-        return replace(self, **changed)
+        return type(self)(**{**vars(self), **changed})  # faster than `replace`
 
     def take(self, index: Tensor | slice) -> Self:
         return self.map(lambda tensor: tensor[index])
@@ -84,31 +84,39 @@ class _Positions(_Factors):
 
     delta: Tensor  # (b, t, o)
 
-    def _products(self, theirs: Any) -> Tensor:  # (…, t, t'), of each position with each other
+    def _products(self, theirs: Any) -> Tensor:  # (…, t, t') in float64, of each position with each other
         raise NotImplementedError
 
     def scaled(self, factors: Tensor) -> Self:  # (b,)
         return replace(self, **{"delta": self.delta * factors.to(self.delta)[:, None, None]})
 
     def squared_norms(self) -> np.ndarray:
-        exact = self.map(_exact)
-        return exact._products(exact).sum(dim=(1, 2)).numpy()
+        return self._products(self).sum(dim=(1, 2)).numpy()
 
     def inner(self, other: _Positions) -> np.ndarray:  # (b, b')
         """Sum products over the positions t and t' of two rows, some rows at a time."""
         (b, t, _), (b_, t_, _) = self.delta.shape, other.delta.shape
-        theirs = other.map(lambda values: _exact(values).flatten(0, 1))
-        sums = np.empty((b, b_))
         step = max(1, PRODUCT_NUMBERS // max(1, t * b_ * t_))
-        for start in range(0, b, step):
-            rows = slice(start, start + step)
-            products = self.map(lambda values, rows=rows: _exact(values[rows]).flatten(0, 1))._products(theirs)
-            sums[rows] = products.reshape(-1, t, b_, t_).sum(dim=(1, 3)).numpy() if t * t_ > 1 else products.numpy()
-        return sums
+        mine = [self] if b <= step else [self.take(slice(start, start + step)) for start in range(0, b, step)]
+        theirs, sums = (other if len(mine) == 1 else other.map(_exact))._flat(), []
+        for rows in mine:
+            products = rows._flat()._products(theirs)
+            sums.append(products.reshape(-1, t, b_, t_).sum(dim=(1, 3)) if t * t_ > 1 else products)
+        return (sums[0] if len(sums) == 1 else torch.cat(sums)).numpy()
+
+    def _flat(self) -> Self:
+        """Return the positions of all rows in one dimension."""
+        return self.map(lambda values: values.flatten(0, 1))
 
 
 def _exact(values: Tensor) -> Tensor:
+    """Return numbers in float64, and indices as they are, in main memory."""
     return values.cpu().double() if values.is_floating_point() else values.cpu()
+
+
+def _product(mine: Tensor, theirs: Tensor) -> Tensor:  # (…, t, k), (…, t', k) -> (…, t, t')
+    """Return inner products in float64; numbers that are not are converted for this one alone, within the cache."""
+    return _exact(mine) @ _exact(theirs).mT
 
 
 @storable
@@ -153,7 +161,7 @@ class OuterProducts(_Positions):
         return torch.cat([weight, delta.sum(dim=0)]) if self.bias else weight
 
     def _products(self, theirs: OuterProducts) -> Tensor:
-        return (self.x @ theirs.x.mT + float(self.bias)) * (self.delta @ theirs.delta.mT)
+        return (_product(self.x, theirs.x) + float(self.bias)) * _product(self.delta, theirs.delta)
 
 
 @storable
@@ -191,7 +199,8 @@ class EmbeddingRows(_Positions):
         return delta.new_zeros(self.size, delta.shape[1]).index_add_(0, self.index.flatten(), delta).flatten()
 
     def _products(self, theirs: EmbeddingRows) -> Tensor:
-        return (self.index[..., :, None] == theirs.index[..., None, :]) * (self.delta @ theirs.delta.mT)
+        same = _exact(self.index)[..., :, None] == _exact(theirs.index)[..., None, :]
+        return same * _product(self.delta, theirs.delta)
 
 
 Part = DenseRows | OuterProducts | EmbeddingRows
