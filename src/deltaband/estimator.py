@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from .storage import StoredBand
 from .summary import format_summary, summary_html, summary_lines
 from .validation import check_int
 
-FINISHING = threading.RLock()  # several threads may ask a band that has rows to finish
+PARTIAL_FIT_LOCK = threading.RLock()  # several threads may ask for the result of a partial fit
 
 
 class Estimator:
@@ -99,9 +99,7 @@ class Estimator:
         The fit is completed when a result is requested. New rows end a calibration, with a warning.
 
         Args:
-            data: As in `fit`.
-            y: As in `fit`.
-            sample_weight: As in `fit`.
+            data, y, sample_weight: As in `fit`.
             n_rows: How many rows there will be in all, if known: it helps `engine="auto"` to choose.
             progress: Whether to show a progress bar.
 
@@ -109,8 +107,8 @@ class Estimator:
             The estimator itself.
         """
         self.spec.forget()
-        with FINISHING:
-            so_far = self._partial or (driver.resumed(self.spec, self._fits) if self._fits else ())
+        with PARTIAL_FIT_LOCK:
+            so_far = self._partial or (driver.from_fits(self.spec, self._fits) if self._fits else ())
             batches = self.spec.read(data, y, sample_weight=sample_weight)
             self._take_in(so_far, driver.partial_fit(self.spec, so_far, batches, n_rows, progress))
         return self
@@ -132,10 +130,10 @@ class Estimator:
         self.spec.forget()
         other.spec.forget()
         driver.check_mergeable((self.spec, self.fits_), (other.spec, other.fits_))
-        mine, theirs = driver.resumed(self.spec, self.fits_), driver.resumed(other.spec, other.fits_)
+        mine, theirs = driver.from_fits(self.spec, self.fits_), driver.from_fits(other.spec, other.fits_)
         if mine[0].shares_rows(theirs[0].record.hashes()):
             warn("most of these rows have been fitted to already, and count twice now: merge bands of other rows")
-        with FINISHING:
+        with PARTIAL_FIT_LOCK:
             self._take_in(mine, theirs)
         return self
 
@@ -152,12 +150,13 @@ class Estimator:
         """Show what `fit` would do, reading only the first rows: memory and time of each engine, and the choice.
 
         Args:
-            data: As in `fit`.
-            y: As in `fit`.
-            n_rows: As in `fit`.
+            data, y, n_rows: As in `fit`.
 
         Returns:
             The plan; printed, a table.
+
+        Raises:
+            ValueError: If the data can be read only once.
         """
         batches = self.spec.read(data, y, n_rows)
         if not batches.reiterable:
@@ -170,7 +169,7 @@ class Estimator:
     @property
     def fits_(self) -> tuple[Fit, ...]:
         """The fits: one, or with `per_output=True` one per output; a `NotFittedError` before there is one."""
-        with FINISHING:
+        with PARTIAL_FIT_LOCK:
             if self._partial:
                 self.spec.forget()
                 if self.spec.network().fingerprint != self._partial[0].start.weights:
@@ -247,6 +246,9 @@ class Estimator:
         Args:
             x: Rows whose widths are compared; some training rows by default.
             sample: How many training rows to fit to, at most 4,096.
+
+        Raises:
+            ValueError: If λ is not known, or too few training rows are left, as in a file saved without `sample=True`.
         """
         fits = self.fits_
         for fit in fits:
@@ -279,8 +281,7 @@ class Estimator:
     def __repr__(self) -> str:
         if self._fits or self._partial:
             return self.summary()
-        name = type(self.model).__name__
-        return f"{type(self).__name__}({name}, λ {self.spec.damping}, {self.engine!r}), not fitted"
+        return f"{type(self).__name__}({type(self.model).__name__}, λ {self.spec.damping}, {self.engine!r}), not fitted"
 
     def _repr_html_(self) -> str:
         """Show in a notebook what was fitted, and its spectrum where that takes a moment only."""
@@ -323,16 +324,24 @@ class Estimator:
         return band
 
     def to_record(self, *, weights: bool = False, sample: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return everything that a file holds of this estimator; `deltaband.storage` writes it."""
+        """Return everything that a file holds of this estimator, tensors and texts, for `deltaband.storage` to write.
+
+        Args:
+            weights, sample: As in `save`.
+        """
         about = {"kind": type(self).__name__, "summary": self.summary()}
         return record_of(self.spec, self.fits_, self._calibration, about, weights=weights, sample=sample)
 
     @classmethod
     def from_stored(cls, stored: StoredBand, model: nn.Module, strict: bool, functions: Mapping[str, Any]) -> Self:
-        """Return the estimator of a file; `functions` are the arguments that no file can hold."""
+        """Return the estimator of a file, for `deltaband.storage.load`.
+
+        Args:
+            stored: The content of the file.
+            model, strict, functions: As in `load`.
+        """
         check_shapes(stored, model)
-        make: Any = cls
-        band: Self = make(model, **stored.options, **functions)
+        band: Self = cast(Any, cls)(model, **stored.options, **functions)
         band._fits, band._calibration = restored(stored, band.spec, strict)
         return band
 

@@ -107,6 +107,9 @@ class MCDropout(_Gaussian):
 
         Returns:
             The object itself.
+
+        Raises:
+            ValueError: If there are no rows or several outputs, or all targets are equal and there are no candidates.
         """
         if noise_stds is None:
             scale = float(held_out(x, y)[1].std(correction=0))
@@ -128,6 +131,9 @@ class MCDropout(_Gaussian):
 
         Returns:
             One number per standard deviation.
+
+        Raises:
+            ValueError: If there are no rows or several outputs, or a standard deviation is not positive.
         """
         sigma = np.atleast_1d(np.asarray(noise_stds, dtype=np.float64))
         if sigma.ndim != 1 or not sigma.size or not np.all((sigma > 0) & np.isfinite(sigma)):

@@ -34,18 +34,18 @@ ENGINES: dict[str, type[Engine]] = {}
 class Cost(NamedTuple):
     """What an engine takes for a problem."""
 
-    nbytes: float  # at its peak, without the chunk of rows in progress
-    flops: float  # without the gradients
-    wants_rows: bool = True  # whether it asks for whole rows, or for inner products alone
+    nbytes: float  #: At its peak, without the chunk of rows in progress.
+    flops: float  #: Multiplications and additions, without those of the gradients.
+    wants_rows: bool = True  #: Whether it asks for whole rows, or for inner products alone.
 
 
 @dataclass(frozen=True)
 class Known:
     """What is known before the first row, as far as it is: it helps an engine, nothing more."""
 
-    n_rows: int | None = None
-    damping: float | None = None
-    sample: GradientBatch | None = None  # of `Engine.sample_size` rows, fewer where there are fewer
+    n_rows: int | None = None  #: How many rows there will be.
+    damping: float | None = None  #: λ.
+    sample: GradientBatch | None = None  #: Gradients of `Engine.sample_size` rows, fewer where there are fewer.
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Engine(ABC):
     Its fields have defaults; check them in `__post_init__`. Write `cost` and `start`.
     """
 
-    needs_damping: ClassVar[bool] = False  # whether λ must be known before the first row
-    is_exact: ClassVar[bool] = False  # whether the covariance is always exact
-    size_setting: ClassVar[str | None] = None  # the field that a plan chooses as large as memory allows
-    is_planned: ClassVar[bool] = True  # whether a plan lists an engine that has a `size_setting`
-    seed = 0  # for drawing the sample; a setting of engines that want one
+    needs_damping: ClassVar[bool] = False  #: Whether λ must be known before the first row.
+    is_exact: ClassVar[bool] = False  #: Whether the covariance is always exact.
+    size_setting: ClassVar[str | None] = None  #: The field that a plan chooses as large as memory allows.
+    is_planned: ClassVar[bool] = True  #: Whether a plan lists an engine that has a `size_setting`.
+    seed = 0  #: Seed for drawing the sample; a setting of engines that want one.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -77,15 +77,20 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, known: Known = Known()) -> Accumulator:
-        """Return an accumulator that has seen no row."""
+        """Return an accumulator that has seen no row; `known` has a sample if `sample_size` asks for one."""
 
     def resized(self, size: int, share: float = 1.0) -> Engine:
         """Return an engine for a sample of the rows: with this share of the directions, and at most `size` of them."""
         return self
 
     def resume(self, covariance: Any, n_rows: int, n_parameters: int) -> Accumulator:
-        """Return an accumulator that has seen the n rows that ended in this covariance: by default from the copy that
-        `Accumulator.finish` keeps; computing the sums back instead saves that memory."""
+        """Return an accumulator that has seen the n rows that ended in this covariance.
+
+        By default it is the copy that `Accumulator.finish` keeps; computing the sums back instead saves that memory.
+
+        Raises:
+            ValueError: If the covariance has no such copy.
+        """
         if covariance.accumulated is None:
             raise ValueError(f"{self!r} cannot resume from a covariance that was not made by Accumulator.finish")
         return self.from_state(_copied(covariance.accumulated))
@@ -163,7 +168,11 @@ class Accumulator(ABC):
 
     @abstractmethod
     def finalise(self, damping: float | None) -> Covariance:
-        """Return the covariance, one that answers for every λ if that is None. May hand memory over and be empty."""
+        """Return the covariance of all rows; the accumulator may hand its memory over and be empty.
+
+        Args:
+            damping: λ; if None, the covariance is a `SpectralCovariance`, which answers for every λ.
+        """
 
     def finish(self, damping: float | None) -> Covariance:
         """Return the covariance, with a copy of the accumulator where the engine could not resume without."""
@@ -241,10 +250,11 @@ class Accumulator(ABC):
 class Covariance(ABC):
     """The parameter covariance of the delta method, Σ⁻¹ = A⁻¹JᵀJA⁻¹ with A = JᵀJ + λI: a value, nothing changes it.
 
-    `SpectralCovariance` needs one method of an author; otherwise write the abstract ones here.
+    `SpectralCovariance` needs one method of an author; otherwise write the abstract ones here. They are given the
+    gradients `g` of b rows, and return float64.
     """
 
-    damping: float | None  # λ; None where it is not chosen yet
+    damping: float | None  #: λ; None where it is not chosen yet.
     accumulated: dict[str, Any] | None = field(default=None, kw_only=True, repr=False)  # see Engine.resume
 
     def __init_subclass__(cls) -> None:

@@ -298,16 +298,16 @@ def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
 class Problem:
     """The sizes that the memory and time of an engine depend on, known before the first row."""
 
-    n_rows: int | None
-    n_parameters: int
-    itemsize: int  # bytes of a number in a gradient
-    factor_bytes: int  # of one row's gradient, layer by layer
-    input_bytes: int  # of one row's input
-    inner_flops: float = 0.0  # of an inner product of two rows' gradients; 0: as many as there are factors
-    row_seconds: float = 0.0  # to compute one row's gradient
-    damped: bool = True  # whether λ is known
-    reiterable: bool = True  # whether the data can be read twice
-    recomputed: bool = False  # whether only the inputs of rows are kept, and their gradients computed again
+    n_rows: int | None  #: Rows of J: training rows times outputs that are fitted together; None where unknown.
+    n_parameters: int  #: Columns of J.
+    itemsize: int  #: Bytes of a number in a gradient.
+    factor_bytes: int  #: Bytes of one row's gradient, layer by layer.
+    input_bytes: int  #: Bytes of one row's input.
+    inner_flops: float = 0.0  #: Of an inner product of two rows' gradients; 0: as many as there are factors.
+    row_seconds: float = 0.0  #: Time to compute one row's gradient.
+    damped: bool = True  #: Whether λ is known.
+    reiterable: bool = True  #: Whether the data can be read twice.
+    recomputed: bool = False  #: Whether only the inputs of rows are kept, and their gradients computed again.
 
     @property
     def product_flops(self) -> float:

@@ -55,10 +55,10 @@ class Option:
 class Plan:
     """What each engine would need, and which one a fit takes; printed, it is a table."""
 
-    problem: Problem
-    memory: float  # bytes
-    engine: Engine | None  # the user's; None: the best that fits
-    chosen: Option | None
+    problem: Problem  #: The sizes of the fit.
+    memory: float  #: Bytes that it may take.
+    engine: Engine | None  #: The user's choice; None for "auto".
+    chosen: Option | None  #: What a fit takes: its `engine`, `nbytes` and `seconds`; None if nothing fits.
 
     @cached_property
     def options(self) -> tuple[Option, ...]:

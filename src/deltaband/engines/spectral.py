@@ -17,8 +17,8 @@ from .base import Covariance
 class Spectrum(NamedTuple):
     """Singular values of J, largest first, and the eigenvalue of Σ⁻¹ that belongs to each."""
 
-    singular_values: np.ndarray  # (r,)
-    covariance_eigenvalues: np.ndarray  # (r,) d²/(d²+λ)²
+    singular_values: np.ndarray  #: d, (r,).
+    covariance_eigenvalues: np.ndarray  #: d²/(d²+λ)², (r,).
 
 
 class Tail(Protocol):

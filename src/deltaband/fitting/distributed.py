@@ -127,7 +127,10 @@ class ProcessGroup:
         n_rows = len(sampler.dataset)  # type: ignore[arg-type]
         own = min(sampler.num_samples, -(-max(n_rows - self.rank, 0) // self.size))
         if own < sampler.num_samples and not getattr(batches.source, "in_order", True):
-            raise ValueError("a DataLoader with in_order=False does not tell which rows its sampler gives twice")
+            raise ValueError(
+                "the DistributedSampler repeats its first rows at the end, which a DataLoader with in_order=False does "
+                "not keep there: leave out in_order=False"
+            )
         return replace(batches, max_rows=own, n_rows=None if batches.n_rows is None else min(own, batches.n_rows))
 
     def own_path(self, path: str | Path) -> Path:

@@ -118,7 +118,7 @@ def partial_fit(
     return tuple(new)
 
 
-def resumed(spec: FitSpec, fits: Sequence[Fit]) -> tuple[FitAccumulator, ...]:
+def from_fits(spec: FitSpec, fits: Sequence[Fit]) -> tuple[FitAccumulator, ...]:
     """Return the accumulators that end in these fits, to take in more rows."""
     memory = spec.memory_per_fit(len(fits)) or free_memory()
     for fit in fits:
@@ -193,7 +193,7 @@ def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
         raise ValueError(
             f"{name} needs λ from the first row on: "
             + (
-                "λ follows from the number of rows, which this loader does not tell; give fit(..., n_rows=...)"
+                "λ follows from the number of rows, and this loader has no length: give fit(..., n_rows=...)"
                 if damping.is_known
                 else "give weight_decay or damping, or use Exact or RobustFrequentDirections"
             )
