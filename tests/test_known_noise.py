@@ -8,7 +8,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tests.reference as reference
-from deltaband import ArtefactError, DeltabandWarning, Exact, Nystrom, PredictionIntervals, RandomProjection, metrics
+from deltaband import (
+    ArtefactError,
+    DeltabandWarning,
+    Exact,
+    Nystrom,
+    PredictionIntervals,
+    RandomProjection,
+    RobustFrequentDirections,
+    metrics,
+)
 from deltaband.calibration.conformal import QuantileScale, Scales
 from tests.support.networks import regression
 
@@ -194,6 +203,32 @@ def test_calibrated_widths_are_quantiles_of_residuals_in_units_of_the_variance_a
     found = band.calibrate(x, y, tune=False, noise="none").predict(NEW, 0.8)
     half = scores[int(np.ceil(61 * 0.8)) - 1] * (new + band.variance(NEW)).sqrt()
     np.testing.assert_allclose(found.upper - found.mean, half, rtol=1e-7)
+
+
+def test_the_noise_of_a_variance_head_is_a_factor_whatever_the_units_of_the_targets():
+    model = MeanVariance()
+    plain, scaled = (
+        PredictionIntervals(model, damping=DAMPING, variance="variance", target_transform=units).fit(
+            X, Y, progress=False
+        )
+        for units in (None, (100.0, 20.0))
+    )
+    assert scaled.noise_std_ == plain.noise_std_
+    np.testing.assert_allclose(scaled.predict(NEW).upper, 100 + 20 * plain.predict(NEW).upper)
+
+
+@pytest.mark.filterwarnings("ignore:.*accurate enough")
+def test_an_error_report_of_new_rows_is_in_units_of_their_own_variance():
+    model = MeanVariance(hidden=20)
+    with torch.no_grad():  # σ² far from 1
+        model.spread.bias -= 6
+    (x, _), options = regression(200, seed=6), {"damping": DAMPING, "variance": "variance"}
+    exact = PredictionIntervals(model, engine=Exact(), **options).fit(X, Y, progress=False)
+    rough = PredictionIntervals(model, engine=RobustFrequentDirections(6), **options).fit(X, Y, progress=False)
+    rough_width, width = (found.upper - found.lower for found in (band.predict(x) for band in (rough, exact)))
+    error = (rough_width / width - 1).abs()
+    assert error.mean() > 0.02
+    assert rough.error_report(x).width == pytest.approx(float(error.mean()), rel=0.3)
 
 
 @pytest.mark.slow

@@ -209,6 +209,8 @@ class FitSpec:
         to = self.reference(fits, x, outputs)
         if to.crossed:
             warn(CROSSED.format(to.crossed, len(x)))
+        if x.weight is not None and x.weight.shape[1] > 1:
+            x = x.beside(weight=self.task.select_weights(all_outputs(fits), x.weight, fits[0].n_returned))
         return outputs, to, method.known(self.network(), x, to, found)
 
     def changed_weight(self, network: Network, fit: Fit) -> str | None:
