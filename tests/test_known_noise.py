@@ -360,3 +360,45 @@ def test_quantiles_cover_as_often_as_they_say():
             found.append(metrics.coverage(y[39:], band.predict(x[39:], level)))
     for level, found in covered.items():
         assert np.mean(found) == pytest.approx(level, abs=0.06)
+
+
+class Times(nn.Module):
+    """A network whose outputs are in other units."""
+
+    def __init__(self, model, factor):
+        super().__init__()
+        self.model, self.factor = model, factor
+
+    def forward(self, x):
+        return self.factor * self.model(x)
+
+
+@pytest.mark.parametrize("tune", [True, False])
+@pytest.mark.parametrize("factor", [1e-6, 0.01, 1e6])
+def test_intervals_of_quantiles_are_proportional_to_the_units_of_the_targets(factor, tune):
+    def found(factor):
+        band = PredictionIntervals(Times(Quantiles(), factor), quantiles=(0.05, 0.5, 0.95), damping=factor**2)
+        x, y = regression(60, seed=9)
+        band.fit(X, factor * Y, progress=False).calibrate(x, factor * y, tune=tune)
+        return band.predict(NEW, [0.5, 0.9])
+
+    np.testing.assert_allclose(found(factor).upper, factor * found(1.0).upper, rtol=1e-6)
+
+
+def test_quantiles_take_weights_in_fit_alone():
+    band = PredictionIntervals(Quantiles(), quantiles=(0.05, 0.5, 0.95))
+    band.fit(X, Y, sample_weight=torch.rand(N) + 0.5, progress=False)
+    with pytest.raises(ValueError, match="to fit alone"):
+        band.calibrate(*regression(60, seed=9), sample_weight=torch.ones(60))
+    band.calibrate(*regression(60, seed=9))
+    with pytest.raises(ValueError, match="to fit alone"):
+        band.predict(NEW, sample_weight=torch.ones(7))
+
+
+def test_the_summary_says_what_widths_are_proportional_to():
+    rows = regression(60, seed=9)
+    band = PredictionIntervals(Quantiles(), quantiles=(0.05, 0.5, 0.95)).fit(X, Y, progress=False)
+    assert "predict needs a calibration" in band.summary()
+    assert "√(H² + b·q)" in band.calibrate(*rows).summary()
+    band = PredictionIntervals(MeanVariance(), variance="variance").fit(X, Y, progress=False)
+    assert "√(σ² + b·q)" in band.calibrate(*rows).summary()

@@ -64,7 +64,8 @@ def _regression_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibrati
     )
     lines = _fit_lines(spec.model, fits, *task, ("training RMSE", _list(np.sqrt(losses / fit.n_rows)) + unit))
     if fit.covariance.damping is None:
-        hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
+        needs = "weight_decay, damping or a calibration" if quantiles is None else "a calibration"
+        hint = "" if calibration else f": predict needs {needs}"
         lines.append(("damping λ", f"not given{hint}"))
     else:
         per_row = m // len(fits)
@@ -73,7 +74,7 @@ def _regression_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibrati
             ("degrees of freedom", f"{_list(freedom, '{:.1f}')} (n − p*)"),
             ("noise std s", _list(noise) + unit),
         ]
-    return lines if calibration is None else lines + _calibration_lines(calibration, fit)
+    return lines if calibration is None else lines + _calibration_lines(calibration, fit, _scale(spec))
 
 
 def _classification_lines(
@@ -120,20 +121,29 @@ def _damping_lines(fits: Sequence[Fit], rule: str, per_row: int, unit: str) -> l
     ]
 
 
-def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
+def _scale(spec: FitSpec) -> tuple[str, str]:
+    """Return the scale that intervals are proportional to, and what it is with b = 0."""
+    if spec.task.quantiles is not None:
+        return "√(H² + b·q)", "H, half the distance of the quantiles"
+    if spec.task.variance is not None:
+        return "√(σ² + b·q)", "the network's own σ"
+    return "√(1 + b·q)", "constant width"
+
+
+def _calibration_lines(calibration: Calibration, fit: Fit, scale: tuple[str, str]) -> list[Line]:
     conformal = calibration.conformal
     n, outputs, joint = conformal.n_rows, conformal.outputs, isinstance(conformal, AllOutputs)
     before = "none" if fit.covariance.damping is None else f"{fit.covariance.damping:.4g}"
     lines = [("calibrated on", f"{calibration.n_rows:,} rows: levels up to {n / (n + 1):.5g}")]
     if joint:
         lines.append(("  outputs", f"all at once: {n:,} rows for the quantile, the others for the scales"))
-    b = np.array([output.b for output in outputs])
+    b, gamma = (np.array([getattr(output, name) for output in outputs]) for name in ("b", "gamma"))
+    (form, without), plain = scale, not (b.any() or gamma.any())
     lines += [
         ("  damping λ", f"{before} → {_list(np.array([output.damping for output in outputs]))}"),
-        ("  scale", f"√(1 + b·q), b = {_list(b)}" + (" (constant width)" if not b.any() else "")),
+        ("  scale", f"{form}, b = {_list(b)}" + (f" ({without})" if plain else "")),
     ]
     if not isinstance(calibration.noise, str):
-        gamma = np.array([output.gamma for output in outputs])
         lines.append(("  noise", f"learnt: σ is proportional to v^γ, γ = {_list(gamma)}"))
     elif calibration.noise:
         lines.append(("  noise", f"the same everywhere: {calibration.noise}"))

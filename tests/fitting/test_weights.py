@@ -254,6 +254,25 @@ def test_calibration_is_unweighted_unless_asked():
     assert again.predict(NEW, sample_weight=torch.full((7,), 4.0)).upper == pytest.approx(weighted.upper, rel=0.05)
 
 
+@pytest.mark.parametrize("factor", [1e-4, 1e4])
+def test_a_calibration_of_equal_rows_does_not_depend_on_the_unit_of_the_weights(factor):
+    rows = regression(150, seed=8)
+    expected, found = (
+        PredictionIntervals(mlp()).fit(X, Y, sample_weight=each, progress=False).calibrate(*rows).predict(NEW)
+        for each in (W, factor * W)
+    )
+    np.testing.assert_allclose(found.upper, expected.upper, rtol=1e-7)
+
+
+def test_weights_of_calibration_rows_are_no_drift():
+    weights = 10 * torch.rand(150, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.1
+    band = PredictionIntervals(mlp()).fit(X, Y, progress=False)
+    band.calibrate(*regression(150, seed=8))
+    plain = band._calibration.drift_p_value
+    band.calibrate(*regression(150, seed=8), sample_weight=weights)
+    assert band._calibration.drift_p_value == pytest.approx(plain)
+
+
 @pytest.mark.parametrize("outputs", [[0, 2], [2, 0, 1]], ids=str)
 def test_selected_outputs_are_far_by_their_own_weights(outputs):
     torch.manual_seed(0)
