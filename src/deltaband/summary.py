@@ -55,10 +55,12 @@ def _regression_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibrati
     task = [] if m == 1 else [("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}")]
     if quantiles is not None:
         task.append(("quantiles", ", ".join(f"{level:g}" for level in quantiles)))
+    known = "H²" if quantiles is not None else "1" if spec.task.variance is None else "σ²"
     # what residuals are divided by before they are squared
     unit = "" if spec.task.variance is None else " (in units of the network's own σ)"
     if fit.total_weight != fit.n_rows:
         task.append(("sum of weights", f"{fit.total_weight:.6g}"))
+        unit = unit or " (of a row of weight 1)"
     losses, freedom, noise = (
         np.concatenate([getattr(each, name) for each in fits]) for name in ("losses", "degrees_of_freedom", "noise_std")
     )
@@ -74,7 +76,7 @@ def _regression_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibrati
             ("degrees of freedom", f"{_list(freedom, '{:.1f}')} (n − p*)"),
             ("noise std s", _list(noise) + unit),
         ]
-    return lines if calibration is None else lines + _calibration_lines(calibration, fit, _scale(spec))
+    return lines if calibration is None else lines + _calibration_lines(calibration, fit, known)
 
 
 def _classification_lines(
@@ -121,16 +123,7 @@ def _damping_lines(fits: Sequence[Fit], rule: str, per_row: int, unit: str) -> l
     ]
 
 
-def _scale(spec: FitSpec) -> tuple[str, str]:
-    """Return the scale that intervals are proportional to, and what it is with b = 0."""
-    if spec.task.quantiles is not None:
-        return "√(H² + b·q)", "H, half the distance of the quantiles"
-    if spec.task.variance is not None:
-        return "√(σ² + b·q)", "the network's own σ"
-    return "√(1 + b·q)", "constant width"
-
-
-def _calibration_lines(calibration: Calibration, fit: Fit, scale: tuple[str, str]) -> list[Line]:
+def _calibration_lines(calibration: Calibration, fit: Fit, known: str) -> list[Line]:
     conformal = calibration.conformal
     n, outputs, joint = conformal.n_rows, conformal.outputs, isinstance(conformal, AllOutputs)
     before = "none" if fit.covariance.damping is None else f"{fit.covariance.damping:.4g}"
@@ -138,10 +131,10 @@ def _calibration_lines(calibration: Calibration, fit: Fit, scale: tuple[str, str
     if joint:
         lines.append(("  outputs", f"all at once: {n:,} rows for the quantile, the others for the scales"))
     b, gamma = (np.array([getattr(output, name) for output in outputs]) for name in ("b", "gamma"))
-    (form, without), plain = scale, not (b.any() or gamma.any())
+    constant = " (constant width)" if known == "1" and not (b.any() or gamma.any()) else ""
     lines += [
         ("  damping λ", f"{before} → {_list(np.array([output.damping for output in outputs]))}"),
-        ("  scale", f"{form}, b = {_list(b)}" + (f" ({without})" if plain else "")),
+        ("  scale", f"√({known} + b·q), b = {_list(b)}{constant}"),
     ]
     if not isinstance(calibration.noise, str):
         lines.append(("  noise", f"learnt: σ is proportional to v^γ, γ = {_list(gamma)}"))

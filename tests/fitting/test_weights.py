@@ -170,6 +170,12 @@ def test_parts_merged_bands_and_checkpoints_keep_the_weights(tmp_path):
         assert torch.equal(got, wanted)
 
 
+def test_the_summary_says_that_residuals_are_weighted():
+    summary = PredictionIntervals(mlp(), damping=DAMPING).fit(X, Y, sample_weight=W, progress=False).summary()
+    assert summary.count("(of a row of weight 1)") == 2  # RMSE and s
+    assert "weight 1" not in PredictionIntervals(mlp(), damping=DAMPING).fit(X, Y, progress=False).summary()
+
+
 def test_rows_without_weights_count_as_rows_of_weight_one():
     model, weights = mlp(), torch.where(torch.arange(N) < 30, W, 1.0)
     expected = PredictionIntervals(model, damping=DAMPING).fit(X, Y, sample_weight=weights, progress=False)

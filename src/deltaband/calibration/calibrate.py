@@ -139,6 +139,8 @@ def calibrate(
     quantiles = spec.task.quantiles
     if quantiles is not None and joint:
         raise ValueError("joint=True is for several outputs; a network that predicts quantiles has one")
+    if not isinstance(noise, str) and (quantiles is not None or not tune):
+        raise ValueError("no noise is added with tune=False, nor to quantiles: leave out noise=")
     networks = [spec.fitted_network(fit) for fit in fits]
     spec.check_weights(networks[0], fits[0])
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
@@ -171,10 +173,8 @@ def calibrate(
     if quantiles is not None:
         own_levels = {"both": quantiles[2] - quantiles[0], "upper": quantiles[2], "lower": 1 - quantiles[0]}
         q, fitted = _in_units(q, unit), partial(QuantileScale.of, own_levels=own_levels)
-    scales = tuple(
-        replace(each, b=each.b * _unit_of_b(fit, quantiles is not None, weighted or not tune))
-        for fit, each in zip(fits, scales, strict=True)
-    )
+    units = [_unit_of_b(fit, quantiles is not None, weighted or not tune) for fit in fits]
+    scales = tuple(replace(each, b=each.b * unit_of_b) for each, unit_of_b in zip(scales, units, strict=True))
     plain = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
     candidates = plain if constant is not None else [each.with_noise() for each in plain]
 
@@ -213,12 +213,9 @@ def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
 
 
 def _unit_of_b(fit: Fit, quantiles: bool, weighted: bool) -> float:
-    """Return what makes b·q, of a training row, a multiple of the noise that it is added to.
-
-    Quantiles are in units of the target; rows that count as equals have on average the weight of training rows.
-    """
+    """Return what makes b·q a multiple of what it is added to: a square of the target, or noise of weight 1."""
     if quantiles:
-        return float(fit.losses.sum()) / fit.n_rows
+        return float(fit.losses[0]) / fit.n_rows
     return 1.0 if weighted else fit.total_weight / fit.n_rows
 
 

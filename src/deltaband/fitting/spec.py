@@ -23,7 +23,6 @@ from ..validation import check_bool, check_callable, check_memory
 from .fit import Fit, KnownRows, Method, Reference, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
 
-WEIGHTED_QUANTILES = "quantiles say themselves how large the noise of a row is: sample_weight= goes to fit alone"
 CROSSED = "the quantiles of {} of {} rows are in the wrong order: they are sorted; look at the network's training"
 SMALLEST_HALF_WIDTH = 1e-3  # of quantiles, in root mean squared errors of the training rows
 
@@ -122,7 +121,9 @@ class FitSpec:
     def reference(self, fits: Sequence[Fit], x: Inputs, outputs: np.ndarray, first: int = 0) -> Reference:
         """Return what rows with these outputs (b, m) are compared with."""
         if self.task.quantiles is not None and x.weight is not None:
-            raise ValueError(WEIGHTED_QUANTILES)
+            raise ValueError(
+                "quantiles say how large the noise of a row is themselves: give sample_weight= to fit alone"
+            )
         if self.task.quantiles is not None and len(x):
             given = np.column_stack([outputs, self.companion(x)])[:, [1, 0, 2]]
             ordered = np.sort(given, axis=1)
@@ -204,9 +205,8 @@ class FitSpec:
 
     def compared(self, fits: Sequence[Fit], method: Method, x: Inputs) -> tuple[np.ndarray, Reference, KnownRows]:
         """Return the outputs of rows, what their targets are compared with, and what their bounds follow from."""
-        if x.weight is not None and not method.weighted:
-            unweighted = "the calibration rows had no weights: give calibrate(..., sample_weight=) as well"
-            raise ValueError(unweighted if self.task.quantiles is None else WEIGHTED_QUANTILES)
+        if x.weight is not None and not method.weighted and self.task.quantiles is None:
+            raise ValueError("the calibration rows had no weights: give calibrate(..., sample_weight=) as well")
         if x.weight is not None and bool((x.weight == 0).any()):
             raise ValueError("a row of weight zero has no interval: leave it out of predict")
         outputs, found = self.evaluate(fits, x, method.row_functions, weighed=True)
