@@ -8,7 +8,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tests.reference as reference
-from deltaband import ArtefactError, DeltabandWarning, Exact, Nystrom, PredictionIntervals, RandomProjection, metrics
+from deltaband import (
+    ArtefactError,
+    DeltabandWarning,
+    Exact,
+    Nystrom,
+    PredictionIntervals,
+    RandomProjection,
+    RobustFrequentDirections,
+    metrics,
+)
 from deltaband.calibration.conformal import QuantileScale, Scales
 from tests.support.networks import regression
 
@@ -196,6 +205,32 @@ def test_calibrated_widths_are_quantiles_of_residuals_in_units_of_the_variance_a
     np.testing.assert_allclose(found.upper - found.mean, half, rtol=1e-7)
 
 
+def test_the_noise_of_a_variance_head_is_a_factor_whatever_the_units_of_the_targets():
+    model = MeanVariance()
+    plain, scaled = (
+        PredictionIntervals(model, damping=DAMPING, variance="variance", target_transform=units).fit(
+            X, Y, progress=False
+        )
+        for units in (None, (100.0, 20.0))
+    )
+    assert scaled.noise_std_ == plain.noise_std_
+    np.testing.assert_allclose(scaled.predict(NEW).upper, 100 + 20 * plain.predict(NEW).upper)
+
+
+@pytest.mark.filterwarnings("ignore:.*accurate enough")
+def test_an_error_report_of_new_rows_is_in_units_of_their_own_variance():
+    model = MeanVariance(hidden=20)
+    with torch.no_grad():  # σ² far from 1
+        model.spread.bias -= 6
+    (x, _), options = regression(200, seed=6), {"damping": DAMPING, "variance": "variance"}
+    exact = PredictionIntervals(model, engine=Exact(), **options).fit(X, Y, progress=False)
+    rough = PredictionIntervals(model, engine=RobustFrequentDirections(6), **options).fit(X, Y, progress=False)
+    rough_width, width = (found.upper - found.lower for found in (band.predict(x) for band in (rough, exact)))
+    error = (rough_width / width - 1).abs()
+    assert error.mean() > 0.02
+    assert rough.error_report(x).width == pytest.approx(float(error.mean()), rel=0.3)
+
+
 @pytest.mark.slow
 def test_calibrated_variances_cover_as_often_as_they_say():
     model = MeanVariance()
@@ -325,3 +360,45 @@ def test_quantiles_cover_as_often_as_they_say():
             found.append(metrics.coverage(y[39:], band.predict(x[39:], level)))
     for level, found in covered.items():
         assert np.mean(found) == pytest.approx(level, abs=0.06)
+
+
+class Times(nn.Module):
+    """A network whose outputs are in other units."""
+
+    def __init__(self, model, factor):
+        super().__init__()
+        self.model, self.factor = model, factor
+
+    def forward(self, x):
+        return self.factor * self.model(x)
+
+
+@pytest.mark.parametrize("tune", [True, False])
+@pytest.mark.parametrize("factor", [1e-6, 0.01, 1e6])
+def test_intervals_of_quantiles_are_proportional_to_the_units_of_the_targets(factor, tune):
+    def found(factor):
+        band = PredictionIntervals(Times(Quantiles(), factor), quantiles=(0.05, 0.5, 0.95), damping=factor**2)
+        x, y = regression(60, seed=9)
+        band.fit(X, factor * Y, progress=False).calibrate(x, factor * y, tune=tune)
+        return band.predict(NEW, [0.5, 0.9])
+
+    np.testing.assert_allclose(found(factor).upper, factor * found(1.0).upper, rtol=1e-6)
+
+
+def test_quantiles_take_weights_in_fit_alone():
+    band = PredictionIntervals(Quantiles(), quantiles=(0.05, 0.5, 0.95))
+    band.fit(X, Y, sample_weight=torch.rand(N) + 0.5, progress=False)
+    with pytest.raises(ValueError, match="fit alone"):
+        band.calibrate(*regression(60, seed=9), sample_weight=torch.ones(60))
+    band.calibrate(*regression(60, seed=9))
+    with pytest.raises(ValueError, match="fit alone"):
+        band.predict(NEW, sample_weight=torch.ones(7))
+
+
+def test_the_summary_says_what_widths_are_proportional_to():
+    rows = regression(60, seed=9)
+    band = PredictionIntervals(Quantiles(), quantiles=(0.05, 0.5, 0.95)).fit(X, Y, progress=False)
+    assert "predict needs a calibration" in band.summary()
+    assert "√(H² + b·q)" in band.calibrate(*rows).summary()
+    band = PredictionIntervals(MeanVariance(), variance="variance").fit(X, Y, progress=False)
+    assert "√(σ² + b·q)" in band.calibrate(*rows).summary()

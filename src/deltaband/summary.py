@@ -55,16 +55,19 @@ def _regression_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibrati
     task = [] if m == 1 else [("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}")]
     if quantiles is not None:
         task.append(("quantiles", ", ".join(f"{level:g}" for level in quantiles)))
+    known = "H²" if quantiles is not None else "1" if spec.task.variance is None else "σ²"
     # what residuals are divided by before they are squared
     unit = "" if spec.task.variance is None else " (in units of the network's own σ)"
     if fit.total_weight != fit.n_rows:
         task.append(("sum of weights", f"{fit.total_weight:.6g}"))
+        unit = unit or " (of a row of weight 1)"
     losses, freedom, noise = (
         np.concatenate([getattr(each, name) for each in fits]) for name in ("losses", "degrees_of_freedom", "noise_std")
     )
     lines = _fit_lines(spec.model, fits, *task, ("training RMSE", _list(np.sqrt(losses / fit.n_rows)) + unit))
     if fit.covariance.damping is None:
-        hint = "" if calibration else ": predict needs weight_decay, damping or a calibration"
+        needs = "weight_decay, damping or a calibration" if quantiles is None else "a calibration"
+        hint = "" if calibration else f": predict needs {needs}"
         lines.append(("damping λ", f"not given{hint}"))
     else:
         per_row = m // len(fits)
@@ -73,7 +76,7 @@ def _regression_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibrati
             ("degrees of freedom", f"{_list(freedom, '{:.1f}')} (n − p*)"),
             ("noise std s", _list(noise) + unit),
         ]
-    return lines if calibration is None else lines + _calibration_lines(calibration, fit)
+    return lines if calibration is None else lines + _calibration_lines(calibration, fit, known)
 
 
 def _classification_lines(
@@ -120,20 +123,20 @@ def _damping_lines(fits: Sequence[Fit], rule: str, per_row: int, unit: str) -> l
     ]
 
 
-def _calibration_lines(calibration: Calibration, fit: Fit) -> list[Line]:
+def _calibration_lines(calibration: Calibration, fit: Fit, known: str) -> list[Line]:
     conformal = calibration.conformal
     n, outputs, joint = conformal.n_rows, conformal.outputs, isinstance(conformal, AllOutputs)
     before = "none" if fit.covariance.damping is None else f"{fit.covariance.damping:.4g}"
     lines = [("calibrated on", f"{calibration.n_rows:,} rows: levels up to {n / (n + 1):.5g}")]
     if joint:
         lines.append(("  outputs", f"all at once: {n:,} rows for the quantile, the others for the scales"))
-    b = np.array([output.b for output in outputs])
+    b, gamma = (np.array([getattr(output, name) for output in outputs]) for name in ("b", "gamma"))
+    constant = " (constant width)" if known == "1" and not (b.any() or gamma.any()) else ""
     lines += [
         ("  damping λ", f"{before} → {_list(np.array([output.damping for output in outputs]))}"),
-        ("  scale", f"√(1 + b·q), b = {_list(b)}" + (" (constant width)" if not b.any() else "")),
+        ("  scale", f"√({known} + b·q), b = {_list(b)}{constant}"),
     ]
     if not isinstance(calibration.noise, str):
-        gamma = np.array([output.gamma for output in outputs])
         lines.append(("  noise", f"learnt: σ is proportional to v^γ, γ = {_list(gamma)}"))
     elif calibration.noise:
         lines.append(("  noise", f"the same everywhere: {calibration.noise}"))

@@ -372,6 +372,16 @@ def test_images_have_learnt_noise_too():
     assert torch.isfinite(found.upper).all()
 
 
+def test_features_do_not_depend_on_the_default_precision():
+    x, network = torch.randn(5, MAX_FEATURES + 9), Network(nn.Linear(MAX_FEATURES + 9, 1))
+    expected = network.features(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        np.testing.assert_array_equal(network.features(x), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 # --- bad input, and nothing to learn from
 
 
@@ -411,6 +421,11 @@ def test_bad_noise_is_refused_and_changes_nothing(band, noise, message):
     with pytest.raises((TypeError, ValueError), match=message):
         band.calibrate(*noisy(100, 1), noise=noise)
     assert band.calibration_ is None
+
+
+def test_noise_that_would_not_be_used_is_refused(band):
+    with pytest.raises(ValueError, match="leave out noise="):
+        band.calibrate(*noisy(100, 1), noise=lambda X: np.ones(len(X)), tune=False)
 
 
 @pytest.mark.parametrize("noise", ["learn", None, True, lambda x: x])

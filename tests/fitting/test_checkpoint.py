@@ -607,3 +607,19 @@ def test_after_a_kill_the_same_program_goes_on(tmp_path):
     assert rows_in(tmp_path / "fit.ckpt") == 128
     assert run(0, seed=2).stdout == whole
     assert not list(tmp_path.glob("*.ckpt*"))
+
+
+def test_rows_of_other_weights_are_refused(path):
+    def fit(weights, after=None):
+        rows = Ending(TensorDataset(X, Y, weights), batch_size=10, after=after)
+        band = PredictionIntervals(mlp(), weight_decay=1e-2, batch=lambda b: (b[0], b[1], b[2]))
+        return band.fit(rows, checkpoint=path, checkpoint_every=0, progress=False)
+
+    weights = torch.rand(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    with pytest.raises(EndedError):
+        fit(weights, after=12)
+    with pytest.raises(ArtefactError, match="give the same weights"):
+        fit(2 * weights)
+    resumed = fit(weights)
+    path.unlink(missing_ok=True)
+    np.testing.assert_allclose(resumed.predict(NEW).upper, fit(weights).predict(NEW).upper, rtol=1e-9)

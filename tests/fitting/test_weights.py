@@ -170,6 +170,23 @@ def test_parts_merged_bands_and_checkpoints_keep_the_weights(tmp_path):
         assert torch.equal(got, wanted)
 
 
+def test_the_summary_says_that_residuals_are_weighted():
+    summary = PredictionIntervals(mlp(), damping=DAMPING).fit(X, Y, sample_weight=W, progress=False).summary()
+    assert summary.count("(of a row of weight 1)") == 2  # RMSE and s
+    assert "weight 1" not in PredictionIntervals(mlp(), damping=DAMPING).fit(X, Y, progress=False).summary()
+
+
+def test_rows_without_weights_count_as_rows_of_weight_one():
+    model, weights = mlp(), torch.where(torch.arange(N) < 30, W, 1.0)
+    expected = PredictionIntervals(model, damping=DAMPING).fit(X, Y, sample_weight=weights, progress=False)
+    parts = PredictionIntervals(model, damping=DAMPING).fit(X[:30], Y[:30], sample_weight=W[:30], progress=False)
+    same(parts.partial_fit(X[30:], Y[30:]), expected)
+    one = PredictionIntervals(model, damping=DAMPING).fit(X[30:], Y[30:], progress=False)
+    two = PredictionIntervals(model, damping=DAMPING).fit(X[:30], Y[:30], sample_weight=W[:30], progress=False)
+    same(one.merge(two), expected)
+    np.testing.assert_allclose(one.fits_[0].far, expected.fits_[0].far)
+
+
 def test_rows_of_weight_zero_are_left_out():
     weights = W * (torch.arange(N) % 3 > 0)
     kept = weights > 0
@@ -241,6 +258,39 @@ def test_calibration_is_unweighted_unless_asked():
     # four times the weight everywhere are residuals and q in other units: nothing else changes
     again = band.calibrate(X_new, Y_new, noise="none", sample_weight=4 * weights)
     assert again.predict(NEW, sample_weight=torch.full((7,), 4.0)).upper == pytest.approx(weighted.upper, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e4])
+def test_a_calibration_of_equal_rows_does_not_depend_on_the_unit_of_the_weights(factor):
+    rows = regression(150, seed=8)
+    expected, found = (
+        PredictionIntervals(mlp()).fit(X, Y, sample_weight=each, progress=False).calibrate(*rows).predict(NEW)
+        for each in (W, factor * W)
+    )
+    np.testing.assert_allclose(found.upper, expected.upper, rtol=1e-7)
+
+
+def test_weights_of_calibration_rows_are_no_drift():
+    weights = 10 * torch.rand(150, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.1
+    band = PredictionIntervals(mlp()).fit(X, Y, progress=False)
+    band.calibrate(*regression(150, seed=8))
+    plain = band._calibration.drift_p_value
+    band.calibrate(*regression(150, seed=8), sample_weight=weights)
+    assert band._calibration.drift_p_value == pytest.approx(plain)
+
+
+@pytest.mark.parametrize("outputs", [[0, 2], [2, 0, 1]], ids=str)
+def test_selected_outputs_are_far_by_their_own_weights(outputs):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    (x, y), columns = regression(60, seed=8), torch.tensor([1.0, 10.0, 100.0]).double()
+    band = PredictionIntervals(model, damping=DAMPING, outputs=outputs)
+    band.fit(X, torch.stack([Y] * 3, dim=1), sample_weight=torch.ones(N, 3), progress=False)
+    band.calibrate(x, torch.stack([y] * 3, dim=1), sample_weight=columns.expand(60, 3), noise="none")
+    found = band.predict(x, sample_weight=columns.expand(60, 3))
+    # which rows are far does not depend on the weights of new rows
+    assert torch.equal(found.far, band.predict(x).far)
+    assert 0 < found.far.sum() < 60
 
 
 # --- bad input

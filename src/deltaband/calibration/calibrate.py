@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -139,6 +139,8 @@ def calibrate(
     quantiles = spec.task.quantiles
     if quantiles is not None and joint:
         raise ValueError("joint=True is for several outputs; a network that predicts quantiles has one")
+    if not isinstance(noise, str) and (quantiles is not None or not tune):
+        raise ValueError("no noise is added with tune=False, nor to quantiles: leave out noise=")
     networks = [spec.fitted_network(fit) for fit in fits]
     spec.check_weights(networks[0], fits[0])
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
@@ -149,10 +151,12 @@ def calibrate(
     parts, triples, weighted = [], list(zip(fits, networks, functions, strict=True)), False
     crossed = 0
     for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
-        rows = [
-            evaluate_rows(network, spec.weigh(x, fit.outputs, fit.n_returned, first), function, fit.rows_at_once, first)
-            for fit, network, function in triples
-        ]
+        rows = []
+        for fit, network, function in triples:
+            weighed = spec.weigh(x, fit.outputs, fit.n_returned, first)
+            rows.append(evaluate_rows(network, weighed, function, fit.rows_at_once, first))
+            if (given := weighed.extras.get("given")) is not None:  # leverages are compared as those of weight 1
+                rows[-1][1][:, :, 1] /= given.numpy()
         of_outputs = [of_fit[:, o] for _, of_fit in rows for o in range(of_fit.shape[1])]  # each (b, 2 + L)
         outputs = np.concatenate([part for part, _ in rows], axis=1)
         to = spec.reference(fits, x, outputs, first)
@@ -169,6 +173,8 @@ def calibrate(
     if quantiles is not None:
         own_levels = {"both": quantiles[2] - quantiles[0], "upper": quantiles[2], "lower": 1 - quantiles[0]}
         q, fitted = _in_units(q, unit), partial(QuantileScale.of, own_levels=own_levels)
+    units = [_unit_of_b(fit, quantiles is not None, weighted or not tune) for fit in fits]
+    scales = tuple(replace(each, b=each.b * unit_of_b) for each, unit_of_b in zip(scales, units, strict=True))
     plain = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
     candidates = plain if constant is not None else [each.with_noise() for each in plain]
 
@@ -204,6 +210,13 @@ def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
     if fit.covariance.damping is None:
         raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")
     return fit.covariance, Scales.single(fit.covariance.damping)
+
+
+def _unit_of_b(fit: Fit, quantiles: bool, weighted: bool) -> float:
+    """Return what makes b·q a multiple of what it is added to: a square of the target, or noise of weight 1."""
+    if quantiles:
+        return float(fit.losses[0]) / fit.n_rows
+    return 1.0 if weighted else fit.total_weight / fit.n_rows
 
 
 def _answers(fit: Fit, covariance: Covariance, scales: Scales, g: GradientBatch) -> np.ndarray:  # (b, 2 + L)

@@ -16,7 +16,7 @@ from ..data.inputs import Inputs
 from ..data.row_record import RowRecord, RowSample, Sample, pair_hashes, share_by_chance
 from ..engines import Accumulator, Option, Problem
 from ..engines.base import Total
-from ..errors import EmptyDataError, NoGradientError
+from ..errors import ArtefactError, EmptyDataError, NoGradientError
 from ..network.gradient_batch import (
     CHUNK_ROWS_AT_LEAST,
     MERGED_BYTES,
@@ -216,23 +216,28 @@ class FitAccumulator:
 
         `checkpoint` is called whenever the state is complete.
         """
-        network, before, weighted = self.network, 0 if skipped is not None else self.n_rows, False
+        network, before, weighted, met = self.network, 0 if skipped is not None else self.n_rows, False, 0.0
         buffer = RowBuffer(lambda batch: self.engine.update(_merged(batch)), self._rows_at_once)
         with plain_autograd(network.device), progress_bar("deltaband", batches, progress) as shown:
 
             def skip(x: Inputs, y: Tensor, first: int) -> None:
-                nonlocal weighted
+                nonlocal weighted, met
                 assert skipped is not None
-                weighted = weighted or x.weight is not None
+                weighted, met = weighted or x.weight is not None, met + self._given_weight(x)
                 skipped(first, pair_hashes(network.prepare(x), y))
                 shown.update(len(x))
 
             chunks = batches.chunks(network.chunk_rows, self.n_rows - before, skip)
             for chunk, (x, targets, first) in enumerate(chunks):
+                if chunk == 0 and skipped is not None and not math.isclose(met, self._sums.weight, rel_tol=1e-9):
+                    taken = f"the rows taken in before had weights that sum up to {self._sums.weight:.6g}"
+                    raise ArtefactError(
+                        f"{taken}, now {met:.6g}: give the same weights, or delete the file to start over"
+                    )
                 if chunk & (chunk - 1) == 0:  # the first, the second, the third, the fifth, the ninth …
                     network.verify(x)
-                given, x = x.weight, self.spec.weigh(x, self.start.outputs, self.start.n_returned, first)
-                weighted = weighted or given is not None
+                weighted, given = weighted or x.weight is not None, self._given_weight(x)
+                x = self.spec.weigh(x, self.start.outputs, self.start.n_returned, first)
                 outputs, energy = [], 0.0
                 for group, (part, g) in zip(network.groups(x), checked_gradients(network, x, first), strict=True):
                     outputs.append(part.cpu())
@@ -242,8 +247,7 @@ class FitAccumulator:
                 y, start = torch.cat(outputs, dim=1), self.start
                 losses, counts = self.spec.task.losses(start.outputs, y, targets, start.n_returned)
                 losses = losses if x.weight is None else losses * x.weight
-                weight = len(x) if given is None else float(given.mean(dim=1).sum())
-                self._sums = self._sums.plus(Sums(len(x), losses.sum(dim=0).numpy(), counts, energy, weight))
+                self._sums = self._sums.plus(Sums(len(x), losses.sum(dim=0).numpy(), counts, energy, given))
                 self._keep_residuals(x, y, targets)
                 shown.update(len(x))
                 if checkpoint is not None and (len(buffer) == 0 or self._inputs is not None):
@@ -256,6 +260,13 @@ class FitAccumulator:
         # rows of weight zero are left out
         if batches.n_rows is not None and came != batches.n_rows and (came > batches.n_rows or not weighted):
             raise ValueError(f"{batches.n_rows} rows were announced but {came} came: give n_rows={came}")
+
+    def _given_weight(self, x: Inputs) -> float:
+        """Return the sum of the weights that the user gave these rows, their mean over the outputs."""
+        w, start = x.weight, self.start
+        if w is not None and w.shape[1] > 1:
+            w = self.spec.task.select_weights(start.outputs, w, start.n_returned)
+        return float(len(x) if w is None else w.mean(dim=1).sum())
 
     def _keep_residuals(self, x: Inputs, y: Tensor, targets: Tensor) -> None:
         start, task = self.start, self.spec.task

@@ -67,7 +67,8 @@ def worst_report(spec: FitSpec, fits: Sequence[Fit], x: Any, sample: int | None)
             )
         network = spec.network(spec.task.head(fit.outputs))
         spec.check_weights(network, fit)
-        reports.append(report(network, fit, X, sample or SAMPLE_ROWS_AT_MOST, spec.task.has_noise))
+        rows = None if X is None else spec.weigh(X, fit.outputs, fit.n_returned)
+        reports.append(report(network, fit, rows, sample or SAMPLE_ROWS_AT_MOST, spec.task.has_noise))
     return max(reports, key=lambda report: report.width)
 
 

@@ -237,9 +237,14 @@ def with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fit
         own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
         shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
     # of a row that is left out of the training rows it is h/(1 − h); new rows have weight 1
-    given = [piece.extras["given"].numpy() for piece in rows.pieces if "given" in piece.extras]
-    far = np.quantile((left_out(h) if exact else h) / (np.concatenate(given) if given else 1.0), FAR_QUANTILE, axis=0)
-    return replace(fit, shares=shares, far=far, leverages=h if exact and not given else fit.leverages)
+    given = [piece.extras.get("given") for piece in rows.pieces]
+    w = [
+        np.broadcast_to(1.0 if w is None else w, (len(x), fit.n_outputs))
+        for w, x in zip(given, rows.pieces, strict=True)
+    ]
+    far = np.quantile((left_out(h) if exact else h) / np.concatenate(w), FAR_QUANTILE, axis=0)
+    plain = exact and all(each is None for each in given)
+    return replace(fit, shares=shares, far=far, leverages=h if plain else fit.leverages)
 
 
 class Reference(NamedTuple):

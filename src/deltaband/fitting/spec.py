@@ -120,6 +120,10 @@ class FitSpec:
 
     def reference(self, fits: Sequence[Fit], x: Inputs, outputs: np.ndarray, first: int = 0) -> Reference:
         """Return what rows with these outputs (b, m) are compared with."""
+        if self.task.quantiles is not None and x.weight is not None:
+            raise ValueError(
+                "quantiles say how large the noise of a row is themselves: give sample_weight= to fit alone"
+            )
         if self.task.quantiles is not None and len(x):
             given = np.column_stack([outputs, self.companion(x)])[:, [1, 0, 2]]
             ordered = np.sort(given, axis=1)
@@ -201,7 +205,7 @@ class FitSpec:
 
     def compared(self, fits: Sequence[Fit], method: Method, x: Inputs) -> tuple[np.ndarray, Reference, KnownRows]:
         """Return the outputs of rows, what their targets are compared with, and what their bounds follow from."""
-        if x.weight is not None and not method.weighted:
+        if x.weight is not None and not method.weighted and self.task.quantiles is None:
             raise ValueError("the calibration rows had no weights: give calibrate(..., sample_weight=) as well")
         if x.weight is not None and bool((x.weight == 0).any()):
             raise ValueError("a row of weight zero has no interval: leave it out of predict")
@@ -209,6 +213,8 @@ class FitSpec:
         to = self.reference(fits, x, outputs)
         if to.crossed:
             warn(CROSSED.format(to.crossed, len(x)))
+        if x.weight is not None and x.weight.shape[1] > 1:
+            x = x.beside(weight=self.task.select_weights(all_outputs(fits), x.weight, fits[0].n_returned))
         return outputs, to, method.known(self.network, x, to, found)
 
     def changed_weight(self, network: Network, fit: Fit) -> str | None:

@@ -196,9 +196,9 @@ class Regression:
         return {**options, "target_transform": (self.units.mean, self.units.std)}
 
     def noise_std(self, fits: Sequence[Fit]) -> np.ndarray:  # (m,)
-        """Return s of each output, in the units of the target where these are known."""
+        """Return s of each output, in the units of the target where these are known, or of the network's own σ."""
         noise = np.concatenate([fit.noise_std for fit in fits])
-        return noise if self.units is None else self.units.to_original_difference(noise)
+        return noise if self.units is None or self.variance is not None else self.units.to_original_difference(noise)
 
     def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
         """Return what a file tells about fits for this task."""

@@ -320,7 +320,8 @@ def _reduced(values: Tensor) -> Tensor:
     values, k = values.cpu(), values.shape[1]
     if k <= MAX_FEATURES:
         return values if values.dtype == torch.float64 else values.float()
-    return values.float() @ torch.randn(k, MAX_FEATURES, generator=torch.Generator().manual_seed(k)) / k**0.5
+    directions = torch.randn(k, MAX_FEATURES, generator=torch.Generator().manual_seed(k), dtype=torch.float32)
+    return values.float() @ directions / k**0.5
 
 
 def _gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
