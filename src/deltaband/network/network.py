@@ -110,7 +110,9 @@ class Network:
         n_outputs = self.validate(x)
         row_bytes = self._gradient_bytes * self._outputs_at_once(n_outputs) + self._accepted(x).pass_bytes
         fewest = max(1, min(CHUNK_ROWS_AT_LEAST // n_outputs, CHUNK_BYTES_AT_MOST // row_bytes))
-        return min(max(CHUNK_BYTES // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
+        # certifying a batch takes memory for all weights: it should not be more than that of the rows
+        wanted = CHUNK_BYTES if self.layers is None else max(CHUNK_BYTES, self.n_parameters * self.dtype.itemsize)
+        return min(max(min(wanted, CHUNK_BYTES_AT_MOST) // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
     def groups(self, x: Any) -> Iterator[slice]:
         """Yield the outputs, as many at a time as one row's gradients fit into memory."""
@@ -221,13 +223,11 @@ class Network:
             _, rows = compute(layers.rest, x, group)
             blocks = [[*block, DenseRows(of_output)] for block, of_output in zip(blocks, rows, strict=True)]
         by_layer, start = [], 0
-        for names, parts in zip(
-            (*layers.parameters, *[layers.rest] * bool(layers.rest)), zip(*blocks, strict=True), strict=True
-        ):
-            stop = start + parts[0].n_parameters
-            wanted = None if expected is None else expected[start:stop]
+        owners = (*layers.parameters, layers.rest) if layers.rest else layers.parameters
+        for names, parts in zip(owners, zip(*blocks, strict=True), strict=True):
+            wanted = None if expected is None else expected[start : start + len(names)]
             by_layer.append(self._certified(names, list(parts), factors, wanted, x, group))
-            start = stop
+            start += len(names)
         return outputs, GradientBatch(tuple(map(StoredBlock, map(list, zip(*by_layer, strict=True)))))
 
     def _certified(
@@ -235,7 +235,7 @@ class Network:
         names: tuple[str, ...],
         parts: list[Part],
         factors: Tensor | None,
-        expected: Tensor | None,
+        expected: list[Tensor] | None,
         x: Inputs,
         group: slice,
     ) -> list[Part]:

@@ -71,7 +71,7 @@ class Call(NamedTuple):
 
 def parts(
     model: nn.Module, layers: Layers, evaluate: Evaluate, b: int, factors: Tensor | None, weights: Sequence[Tensor]
-) -> tuple[Tensor, list[list[Part]], Tensor | None]:
+) -> tuple[Tensor, list[list[Part]], list[Tensor] | None]:
     """Compute outputs (b, m) and, for each output, the part of each layer.
 
     Given random `factors` (b, m), also compute the gradient of the sum of the outputs, each times its factor, with
@@ -93,7 +93,7 @@ def parts(
     if factors is None or not y.requires_grad:
         return y.detach(), blocks, None
     found = torch.autograd.grad((y * factors).sum(), weights, materialize_grads=True)
-    return y.detach(), blocks, torch.cat([g.to_dense().flatten() for g in found])
+    return y.detach(), blocks, [g.to_dense() for g in found]
 
 
 def owned(layer: nn.Module) -> dict[str, nn.Parameter]:
