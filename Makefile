@@ -85,6 +85,7 @@ check: lint type test
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.core
+	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.families
 	$(BIN)/python -m benchmarks.laplace
 	$(BIN)/python -m benchmarks.scale
