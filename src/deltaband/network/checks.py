@@ -165,13 +165,6 @@ def distinct_rows(x: Inputs, most: int) -> Inputs:
     return Inputs.cat([rows, rows.map(noisy)])
 
 
-def first_difference(got: Tensor, expected: Tensor, sizes: dict[str, int]) -> str | None:  # (p,) twice
-    """Return the first parameter whose gradients differ by more than rounding, or a ReLU at its kink, can explain."""
-    scale = float(expected.norm())
-    pieces = zip(sizes, *(torch.split(values, list(sizes.values())) for values in (got, expected)), strict=True)
-    return next((n for n, a, b in pieces if float((a - b).norm()) > 1e-2 * float(b.norm()) + 1e-3 * scale), None)
-
-
 def probe_layers(model: nn.Module, evaluate: Evaluate, b: int) -> tuple[Layers, Tensor]:
     """Test every layer on b rows; return what was found, and the outputs (b, m).
 
