@@ -26,7 +26,7 @@ N_TRAINING, N_CALIBRATION, N_NEW, LEVEL = 2000, 600, 600, 0.9
 def all_pairs(scale: ConformalScale, q: np.ndarray, level: float) -> np.ndarray:
     """The upper bounds of rows, each candidate's stretch of the envelope found by comparing it with all others."""
     n, squared = len(scale.signed), scale.scales.squared(q)
-    quantiles = scale.absolute[int(np.ceil((n + 1) * level - 1e-9)) - 1]
+    quantiles = np.sort(np.abs(scale.signed), axis=0)[int(np.ceil((n + 1) * level - 1e-9)) - 1]
     weight = np.exp((scale.log_weight + np.log(squared)) / (n + 1))
     a, d = scale.sum_squares * weight, weight / squared
     height, slope = a[:, None, :] - a[:, :, None], d[:, :, None] - d[:, None, :]  # of each candidate over each other

@@ -2,7 +2,8 @@
 
 Both sides are over the same rows, in turn, in one process: the gradients of each row as a fit takes them, and forward
 and backward passes in batches of 64 as training has them. Whole rows, which engines other than the exact dual form
-want, and the plain loop of autograd over the rows, which always works, are in the details.
+want, and the plain loop of autograd over the rows, which always works, are in the details. What it costs to certify
+every batch is measured against the same gradients without.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from deltaband import DeltabandWarning
 from deltaband.data.inputs import Inputs
 from deltaband.fitting.fit import checked_gradients
+from deltaband.network import checks
+from deltaband.network import network as module
 from deltaband.network.model_copy import ModelCopy
 from deltaband.network.network import Network
 
@@ -31,6 +35,7 @@ from .problem import perceptron
 HERE = Path(__file__).parent
 BATCH = 64
 LOOPED = 32  # rows that the plain loop is measured on
+CERTIFICATE_REPEATS = 5  # times as many as of the rest: it is a smaller difference
 
 
 class Steps(nn.Module):
@@ -105,7 +110,30 @@ FAMILIES = {
 }
 
 
-def measured(family: Family, n: int, repeats: int) -> Result:
+class Trusting:
+    """A certificate that holds whatever the gradients are, and takes no time."""
+
+    @staticmethod
+    def of(*_: Any) -> Trusting:
+        return Trusting()
+
+    def holds(self, *_: Any) -> bool:
+        return True
+
+
+@contextmanager
+def uncertified() -> Iterator[None]:
+    """Gradients as they would be if no batch were certified."""
+    certificate, check = module.Certificate, checks.check_independent
+    module.Certificate, checks.check_independent = Trusting, lambda *_: None  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        module.Certificate, checks.check_independent = certificate, check  # type: ignore[misc]
+
+
+def measured(family: Family, n: int, repeats: int) -> tuple[Result, Result]:
+    """Return the cost of gradients beside an epoch, and of certifying them beside not doing so."""
     torch.manual_seed(0)
     model, x = family.model(), family.inputs(n)
     network = Network(ModelCopy(model, family.parameters))
@@ -117,6 +145,10 @@ def measured(family: Family, n: int, repeats: int) -> Result:
     def gradients(network: Network) -> Callable[[], object]:
         at_once = network.chunk_rows(x)
         return lambda: [list(checked_gradients(network, part, 0)) for part in Inputs.of(x).split(at_once)]
+
+    def trusted() -> None:
+        with uncertified():
+            gradients(network)()
 
     def epoch() -> None:
         for part in x.split(BATCH):
@@ -130,6 +162,7 @@ def measured(family: Family, n: int, repeats: int) -> Result:
         lambda: network._looped(layers.order, few, slice(None)),
         repeats=repeats,
     )
+    certified, not_certified = race(gradients(network), trusted, repeats=CERTIFICATE_REPEATS * repeats)
     rest = f"{len(layers.rest)} parameters by {'torch.func' if layers.vmap else 'a plain loop'}"
     details = {
         "p": network.n_parameters,
@@ -140,7 +173,11 @@ def measured(family: Family, n: int, repeats: int) -> Result:
         "whole rows ×": whole / training,
         "plain loop ×": looped / len(few) * n / training,
     }
-    return Result("gradients of each row / one epoch of forward and backward", ours / training, details=details)
+    seconds = {"certified s": certified, "not certified s": not_certified}
+    return (
+        Result("gradients of each row / one epoch of forward and backward", ours / training, details=details),
+        Result("gradients certified / not", certified / not_certified, at_most=1.6, details=seconds),
+    )
 
 
 def main() -> None:
@@ -159,9 +196,10 @@ def main() -> None:
         report.gflops[str(args.threads)] = {t: gflops(getattr(torch, t)) for t in ("float32", "float64")}
         for name in args.only:
             neighbours = Neighbours()
-            result = measured(FAMILIES[name], 128 if args.quick else args.rows, 1 if args.quick else 3)
-            result.details["other processes' cores"] = neighbours.cores()
-            report.add(name, args.threads, result)
+            results = measured(FAMILIES[name], 128 if args.quick else args.rows, 1 if args.quick else 3)
+            for label, result in zip((name, f"{name}_certificate"), results, strict=True):
+                result.details["other processes' cores"] = neighbours.cores()
+                report.add(label, args.threads, result)
 
 
 if __name__ == "__main__":

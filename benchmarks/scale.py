@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deltaband import DeltabandWarning, Exact, PredictionIntervals
+from deltaband import DeltabandWarning, Exact, PredictionIntervals, RandomProjection
 from deltaband.network.network import Network
 
 from .measure import Neighbours, Report, Result, environment, gflops, limited_to, peak_memory, resident_memory
+from .networks import ResNet18, SmallGPT
 from .problem import perceptron
 
 HERE = Path(__file__).parent
@@ -74,7 +76,7 @@ def train(model: nn.Module, X: Tensor, y: Tensor, epochs: int) -> float:
     for _ in range(epochs):
         for rows in torch.randperm(len(X)).split(BATCH):
             optimiser.zero_grad()
-            nn.functional.mse_loss(model(X[rows])[:, 0], y[rows]).backward()
+            nn.functional.mse_loss(model(X[rows]).reshape(len(rows)), y[rows]).backward()
             optimiser.step()
     return time.perf_counter() - start
 
@@ -129,10 +131,12 @@ def against_training(case: Case, covariance: Any, memory: float | None, epochs: 
     }
 
 
-def against_exact(case: Case, memory: float) -> dict[str, Any]:
-    """The engine that "auto" takes for all rows, and the exact method, both fitted to a part of them."""
+def against_exact(case: Case, memory: float | None, engine: Any = None) -> dict[str, Any]:
+    """An engine, or the one that "auto" takes for all rows, and the exact method, both fitted to a part of them."""
     model, X, y, new = case.build()
-    chosen = PredictionIntervals(model, weight_decay=WEIGHT_DECAY, memory=memory).plan(X, y).chosen
+    chosen = (
+        PredictionIntervals(model, weight_decay=WEIGHT_DECAY, engine=engine or "auto", memory=memory).plan(X, y).chosen
+    )
     assert chosen is not None
     widths, p_star = [], []
     for engine in (chosen.engine, Exact()):
@@ -149,6 +153,71 @@ def against_exact(case: Case, memory: float) -> dict[str, Any]:
         "exact p*": p_star[1],
         "rows": SUBSET,
     }
+
+
+def in_epochs(kind: str) -> dict[str, Any]:
+    """A fit of a projection and its predictions, then a plain pass over the new rows, and an epoch of training."""
+    model, X, y, new = PROJECTED[kind]()
+    engine, cpu = RandomProjection(DIM), time.process_time
+    band = PredictionIntervals(model.eval(), weight_decay=WEIGHT_DECAY, engine=engine)
+    began = cpu()
+    fit, megabytes = measured(lambda: band.fit(X, y, progress=False))
+    fit_cpu, began = cpu() - began, cpu()
+    predict = _seconds(lambda: band.predict(new))
+    predict_cpu, error, began = cpu() - began, band.error_report().width, cpu()
+    weights = list(model.parameters())
+    passes = _seconds(lambda: [torch.autograd.grad(model(x).sum(), weights) for x in new.split(PASS_ROWS)])
+    passes_cpu, began = cpu() - began, cpu()
+    epoch = train(model, X, y, 1)
+    epoch_cpu = cpu() - began
+    return {
+        "n": len(X),
+        "p": band.n_parameters_,
+        "dim": DIM,
+        "fit s": fit,
+        "epoch s": epoch,
+        "in processor time": fit_cpu / epoch_cpu,
+        "MB": megabytes,
+        "predict s": predict,
+        "forward and backward s": passes,
+        "predict in processor time": predict_cpu / passes_cpu,
+        "p*": band.effective_parameters_,
+        "estimated error": error,
+    }
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _synthetic(model: nn.Module, X: Tensor) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    y, n = torch.randn(len(X)), len(X) - NEW_PASSES
+    return model, X[:n], y[:n], X[n:]
+
+
+def _resnet() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return _synthetic(ResNet18(), torch.randn(2_000 + NEW_PASSES, 3, 64, 64))
+
+
+def _gpt() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return _synthetic(SmallGPT(), torch.randint(100, (1_000 + NEW_PASSES, 128)))
+
+
+DIM = 2048
+NEW_PASSES = 256
+PASS_ROWS = 128
+PROJECTED: dict[str, Callable[[], tuple[nn.Module, Tensor, Tensor, Tensor]]] = {
+    "million": lambda: replace(BOTH_LARGE, epochs=0).build(),
+    "ten_million": Case(50_000, (100, 3_120, 3_120)).build,
+    "hundred_million": Case(2_000, (100, 9_950, 9_950)).build,
+    "resnet": _resnet,
+    "gpt": _gpt,
+}
+MOST_EPOCHS = {"million": 12, "ten_million": 12, "hundred_million": 8, "resnet": 10, "gpt": 12}
 
 
 def against_dense(kind: str) -> dict[str, Any]:
@@ -252,6 +321,23 @@ def both_large() -> Iterator[tuple[str, Result]]:
     yield "both_large_time", Result(claim, timed["fit s"] / timed["training s"], details=timed)
 
 
+def projection_error() -> Iterator[tuple[str, Result]]:
+    found = child("against_exact(BOTH_LARGE, None, RandomProjection(DIM))")
+    claim = f"p = 1,000,351, RandomProjection({DIM}) against exact, both on {SUBSET:,} rows: mean error of the widths"
+    yield "projection_error", Result(claim, 100 * found["mean"], at_most=0.1, unit=" %", details=found)
+
+
+def projection(kind: str) -> Iterator[tuple[str, Result]]:
+    found, name = child(f"in_epochs({kind!r})"), f"projection_{kind}"
+    what = f"RandomProjection({DIM}), p = {found['p']:,}, n = {found['n']:,}"
+    claim = f"{what} ({kind}): fit / one epoch of training"
+    yield name, Result(claim, found["fit s"] / found["epoch s"], at_most=MOST_EPOCHS[kind], details=found)
+    ratio = found["predict s"] / found["forward and backward s"]
+    yield f"{name}_predict", Result("the same: predictions / forward and backward", ratio, at_most=3)
+    if kind == "hundred_million":
+        yield f"{name}_memory", Result("the same: memory of the fit", found["MB"], at_most=6000, unit=" MB")
+
+
 def year() -> Iterator[tuple[str, Result]]:
     found = child("fit_and_predict(YEAR, Exact())")
     claim = f"n = {YEAR.n:,}, p = {found['p']:,}, exact primal form: fit and {NEW_ROWS:,} predictions"
@@ -279,7 +365,10 @@ def child(code: str) -> dict[str, Any]:
     return json.loads(run.stdout)
 
 
-CLAIMS = {f.__name__: f for f in (dense, million, ten_million, both_large, year)}
+CLAIMS: dict[str, Callable[[], Iterator[tuple[str, Result]]]] = {
+    **{f.__name__: f for f in (dense, million, ten_million, both_large, year, projection_error)},
+    **{f"projection_{kind}": partial(projection, kind) for kind in PROJECTED},
+}
 
 
 def main() -> None:

@@ -75,7 +75,6 @@ TOGETHER = 5  # splits whose networks are trained at once
 TEST_ROWS_AT_MOST = 10_000
 FEW_ROWS = (30, 60, 120)
 SHIFTED_SPLITS = 3
-DIRECTIONS, CUTS, SLAB = 100, 50, 0.2
 SPLITS_HELP = f"the first N (default 10); networks are trained for whole groups of {TOGETHER} splits"
 
 
@@ -262,7 +261,7 @@ def rows_of_cell(part: Part, split: int, rows: Split, networks: dict[str, list[n
         covered = {name: _covered(rows.test.y, intervals) for name, intervals in found.items()}
         slabs = dict.fromkeys(found, np.full(len(LEVELS), np.nan))
         if n is None:
-            shares = worst_slabs(rows.test.x, np.concatenate(list(covered.values()), axis=1), split)
+            shares = metrics.worst_slabs(rows.test.x, np.concatenate(list(covered.values()), axis=1), split)
             slabs = dict(zip(found, shares.reshape(-1, len(LEVELS)), strict=True))
         for name, intervals in found.items():
             own = constant_width(centres.get(name, centres["plain"])[:n], y, intervals.mean)
@@ -315,30 +314,6 @@ def noisiest_fifth(rows: Split, calibrated: np.ndarray, tested: np.ndarray) -> n
     folds = KFold(5, shuffle=True, random_state=0)
     v = cross_val_predict(boosting, x, np.maximum(r, 1e-3 * r.mean()), cv=folds)[len(rows.calibration.y) :]
     return np.argsort(-v, kind="stable")[: -(-len(v) // 5)]
-
-
-def worst_slabs(x: np.ndarray, covered: np.ndarray, seed: int) -> np.ndarray:  # (n, k) -> (k,)
-    """The coverage in the slab that covers least on half of the rows, on the other half."""
-    rng = np.random.default_rng(seed)
-    searched, measured = np.array_split(rng.permutation(len(x)), 2)
-    cuts = np.unique(np.linspace(0, len(searched), CUTS + 1).round().astype(int))
-    first, last = np.triu_indices(len(cuts), 1)
-    wide = cuts[last] - cuts[first] >= SLAB * len(searched)
-    first, last = first[wide], last[wide]
-    k = covered.shape[1]
-    lowest, shares = np.full(k, np.inf), np.full(k, np.nan)
-    for direction in rng.standard_normal((DIRECTIONS, x.shape[1])):
-        along = x @ direction
-        order = searched[np.argsort(along[searched], kind="stable")]
-        counts = np.concatenate([np.zeros((1, k)), np.cumsum(covered[order], axis=0)])[cuts]
-        share = (counts[last] - counts[first]) / (cuts[last] - cuts[first])[:, None]
-        ends = np.concatenate([[-np.inf], along[order[cuts[1:-1]]], [np.inf]])  # of slabs, the upper one excluded
-        for column in np.flatnonzero(share.min(axis=0) < lowest):
-            slab = share[:, column].argmin()
-            inside = (along[measured] >= ends[first[slab]]) & (along[measured] < ends[last[slab]])
-            if inside.any():
-                lowest[column], shares[column] = share[slab, column], covered[measured[inside], column].mean()
-    return shares
 
 
 class Part(NamedTuple):

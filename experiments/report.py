@@ -6,7 +6,18 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import calibration_report, continued, digits, energy, logodds, noise, noise_report, paper_report, parameters
+from . import (
+    calibration_report,
+    continued,
+    digits,
+    energy,
+    logodds,
+    misuse,
+    noise,
+    noise_report,
+    paper_report,
+    parameters,
+)
 from .arguments import RESULTS
 from .errors import Unusable
 from .rows import write_table
@@ -31,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_table(folder / "parameters.csv", parameters.KEY, parameters.markdown),
         write_table(folder / "logodds.csv", logodds.KEY, logodds.markdown),
         write_table(folder / "noise.csv", noise.KEY, noise_report.markdown),
+        write_table(folder / "misuse.csv", misuse.KEY, misuse.markdown),
     ]
     if not any(written):
         raise Unusable(f"{folder} holds no results: no rows in methods.csv, score.csv, energy.csv … (see --help)")

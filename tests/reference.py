@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -183,6 +184,7 @@ def conformal_residuals(
     level: float,
     tried: np.ndarray,  # residuals that the new row might have
     signed: bool = False,
+    accepts: Callable[[np.ndarray, float], bool] | None = None,  # n + 1 scores and the level; by rank by default
 ) -> list[float]:
     """Those of `tried` that full conformal prediction accepts, the candidate chosen on all n + 1 rows each time."""
     n = len(residuals)
@@ -196,9 +198,40 @@ def conformal_residuals(
         best = int(np.argmin(likelihood))
         scores = all_r / np.sqrt(np.append(squared[:, best], new[best]))
         scores = scores if signed else np.abs(scores)
-        if np.sum(scores[:-1] < scores[-1]) + 1 <= np.ceil((n + 1) * level - 1e-9):
+        if (accepts or accepted_by_rank)(scores, level):
             accepted.append(r)
     return accepted
+
+
+def accepted_by_rank(scores: np.ndarray, level: float) -> bool:
+    return bool(np.sum(scores[:-1] < scores[-1]) + 1 <= np.ceil(len(scores) * level - 1e-9))
+
+
+def accepted_by_weight(weights: np.ndarray, scores: np.ndarray, level: float) -> bool:  # (n + 1,) each
+    """Whether the last score is at most the quantile of all, each with its share of the weights."""
+    below = sum(w for w, s in zip(weights, scores, strict=True) if s < scores[-1])
+    return bool(below < level * weights.sum() * (1 - 1e-12))
+
+
+def accepted_by_regression(indicators: np.ndarray, scores: np.ndarray, level: float) -> bool:  # (n + 1, G)
+    """Whether the last score is at most its fitted quantile, the regression on all n + 1 rows being a linear program.
+
+    The program is the dual one; the last row lies above its fit if its multiplier has to be as large as it may.
+    """
+    tie = np.append(np.zeros(len(scores) - 1), 1e-9)  # of several solutions the one with the smallest multiplier
+    bounds = [(level - 1, level)] * len(scores)
+    found = optimize.linprog(tie - scores, A_eq=indicators.T, b_eq=np.zeros(indicators.shape[1]), bounds=bounds)
+    assert found.status == 0
+    return bool(found.x[-1] < level - 1e-7)
+
+
+def regression_quantile(indicators: np.ndarray, scores: np.ndarray, new: np.ndarray, level: float) -> float:
+    """The largest score of a new row that its fitted quantile reaches, from one linear program; ∞ if all do."""
+    bounds, options = [(level - 1, level)] * len(scores), {"primal_feasibility_tolerance": 1e-9}
+    pull = -(level - 1e-6) * new
+    found = optimize.linprog(-scores, A_eq=indicators.T, b_eq=pull, bounds=bounds, options=options)
+    assert found.status in (0, 2)
+    return np.inf if found.status == 2 else -float(found.eqlin.marginals @ new)
 
 
 def dropout_passes(model: nn.Module, X: torch.Tensor, passes: int, seed: int) -> np.ndarray:
@@ -237,17 +270,31 @@ def accepted(scores: np.ndarray, score: float, level: float) -> bool:
     return int(sum(other < score for other in scores)) < math.ceil(round((len(scores) + 1) * level, 9))
 
 
-def projection(dim: int, p: int, seed: int) -> np.ndarray:
-    """S (dim, p) of RandomProjection, entry by entry, from the words of the generator one after the other."""
-    generator = np.random.PCG64(seed)
-    count = min(4, dim)
-    S = np.zeros((dim, p))
-    for j in range(p):
-        for k in range(count):
-            word = int(generator.random_raw())
-            first, last = dim * k // count, dim * (k + 1) // count
-            row = first + (word % 2**31) * (last - first) // 2**31
-            S[row, j] = (-1 if word >= 2**63 else 1) / np.sqrt(count)
+def projection(dim: int, shapes, seed: int) -> np.ndarray:
+    """S (dim, p) of RandomProjection for weights of these shapes, entry by entry, from the words of the generators one
+    after the other. A number of parameters stands for one vector."""
+    shapes = [(shapes,)] if isinstance(shapes, int) else shapes
+    sizes = [(shape[0], math.prod(shape[1:])) if len(shape) else (1, 1) for shape in shapes]
+    S, first = np.zeros((dim, sum(o * a for o, a in sizes))), 0
+    for o, a in sizes:
+        counts = (4, 0) if a == 1 else (0, 4) if o == 1 else (2, 2)
+        hashed = [[], []]
+        for axis, size in enumerate((o, a)):
+            generator = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(first, axis)))
+            count = min(counts[axis], dim)
+            for _ in range(size):
+                entries = []
+                for k in range(count):
+                    word = int(generator.random_raw())
+                    low, high = dim * k // count, dim * (k + 1) // count
+                    entries.append((low + (word % 2**31) * (high - low) // 2**31, -1 if word >= 2**63 else 1))
+                hashed[axis].append(entries or [(0, 1)])
+        for i in range(o):
+            for j in range(a):
+                pairs = [(x, y) for x in hashed[0][i] for y in hashed[1][j]]
+                for (place, sign), (place_, sign_) in pairs:
+                    S[(place + place_) % dim, first + i * a + j] += sign * sign_ / np.sqrt(len(pairs))
+        first += o * a
     return S
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.support.api_calls import sound_or_refused
 
 
-@pytest.mark.parametrize("name", ["PredictionIntervals", "ClassificationIntervals"])
+@pytest.mark.parametrize("name", ["PredictionIntervals", "ClassificationIntervals", "rows in time"])
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_calls_are_answered_or_refused(name, data):

@@ -314,11 +314,20 @@ def test_the_progress_bar_shows_only_when_asked_and_only_on_long_fits(model, dat
     import tqdm.auto
 
     asked = []
-    real = tqdm.auto.tqdm
-    monkeypatch.setattr(tqdm.auto, "tqdm", lambda **kw: asked.append(kw) or real(**kw))
+
+    class Recorded(tqdm.auto.tqdm):
+        def __init__(self, **options):
+            asked.append((options["disable"], options["total"], options["delay"] > 0))
+            super().__init__(**options)
+
+    monkeypatch.setattr(tqdm.auto, "tqdm", Recorded)
+    for terminal, progress in [(True, True), (True, False), (False, True)]:  # a pipe or a log file gets no bar
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        PredictionIntervals(model, damping=1.0).fit(*data, progress=progress)
+    assert asked == [(False, 80, True), (True, 80, True), (True, 80, True)]
+    Recorded.__module__ = "tqdm.notebook"  # a notebook shows it, though it is not a terminal
     PredictionIntervals(model, damping=1.0).fit(*data)
-    PredictionIntervals(model, damping=1.0).fit(*data, progress=False)
-    assert [(kw["disable"], kw["total"], kw["delay"] > 0) for kw in asked] == [(False, 80, True), (True, 80, True)]
+    assert asked[3] == (False, 80, True)
 
 
 # --- no λ, λ while streaming
@@ -422,10 +431,10 @@ def test_a_rank_that_is_too_small_is_warned_about():
         ({"weight_decay": 1e-2, "loss": "sum"}, ValueError, "loss='sum' needs batch_size="),
         ({"weight_decay": 1e-2, "batch_size": 5}, ValueError, "batch_size goes with"),
         ({"weight_decay": 1e-2, "loss": "sum", "batch_size": 0}, ValueError, "batch_size must be a positive"),
-        ({"engine": "exact"}, TypeError, "engine must be 'auto' or an engine"),
-        ({"engine": Exact}, TypeError, "engine must be 'auto' or an engine"),
-        ({"engine": None}, TypeError, "engine must be 'auto' or an engine"),
-        ({"engine": {}}, TypeError, "engine must be 'auto' or an engine"),
+        ({"engine": "exakt"}, ValueError, "engine must be one of 'auto', 'exact'"),
+        ({"engine": Exact}, TypeError, "engine must be 'auto', a name"),
+        ({"engine": None}, TypeError, "engine must be 'auto', a name"),
+        ({"engine": {}}, TypeError, "engine must be 'auto', a name"),
         ({"weight_decay": "0.001"}, TypeError, "weight_decay must be a number"),
         ({"weight_decay": 1e-2, "loss": ["mean"]}, ValueError, "squared errors"),
         (

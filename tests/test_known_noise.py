@@ -18,7 +18,8 @@ from deltaband import (
     RobustFrequentDirections,
     metrics,
 )
-from deltaband.calibration.conformal import QuantileScale, Scales
+from deltaband.calibration import Scales
+from deltaband.calibration.conformal import QuantileScale
 from tests.support.networks import regression
 
 N, DAMPING = 80, 0.3

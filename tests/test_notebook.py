@@ -138,7 +138,7 @@ def test_what_a_classifier_answers_is_a_frame(classes):
 
 def test_without_pandas_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="pip install pandas"):
+    with pytest.raises(ImportError, match=r"pip install 'deltaband\[pandas\]'"):
         around([1.0], 0.5).to_pandas()
 
 
@@ -175,6 +175,53 @@ def test_many_rows_have_a_short_text():
     assert lines[2].split() == ["0", "0.00", "−0.50", "0.50"]
     assert len(lines) == 8
     assert lines[-1] == "  … 99,995 more"
+
+
+def test_each_output_is_shown_with_decimals_of_its_own():
+    mean = np.array([[1.0, 1000.0], [2.0, 2000.0]])
+    half = np.array([0.012, 450.0])
+    intervals = Intervals(mean, mean - half, mean + half, 0.9)
+    assert repr(intervals).splitlines()[2].split() == ["0", "1.0000", "0.9880", "1.0120", "1,000", "550", "1,450"]
+
+
+# --- some rows, and targets within
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor, list], ids=["arrays", "tensors", "lists"])
+def test_rows_are_taken_by_slices_masks_and_numbers(kind):
+    mean = np.arange(5.0)
+    intervals = Intervals(kind(mean), kind(mean - 1), kind(mean + 1), 0.9, kind(mean > 3))
+    for rows in (slice(1, 3), [1, 2], np.array([1, 2]), mean % 3 > 0.5, torch.tensor(mean % 3 > 0.5), slice(2, 0, -1)):
+        some = intervals[rows]
+        chosen = np.asarray(rows) if not isinstance(rows, slice) else rows
+        assert np.asarray(some.upper).tolist() == (mean + 1)[chosen].tolist()
+        assert np.asarray(some.far).tolist() == (mean > 3)[chosen].tolist()
+        assert (some.level, type(some.mean)) == (0.9, torch.Tensor if kind is torch.tensor else np.ndarray)
+    assert len(intervals[5:]) == len(intervals[[]]) == 0
+    with pytest.raises(IndexError):
+        intervals[[5]]
+    with pytest.raises(TypeError, match=r"intervals\[3:4\] is row 3"):
+        intervals[3]
+    several = around(np.zeros((4, 2)), 1.0, 2.0, level=(0.5, 0.9))[1:3]
+    assert (np.shape(several.mean), np.shape(several.lower), several.far) == ((2, 2), (2, 2, 2), None)
+
+
+def test_contains_says_which_targets_lie_within_their_bounds():
+    intervals = around([0.0, 0.0, 0.0], 1.0, 2.0, level=(0.5, 0.9))
+    expected = [[True, True], [False, True], [False, False]]
+    for y in ([-1.0, 1.5, 3.0], np.array([[-1.0], [1.5], [3.0]])):
+        assert intervals.contains(y).tolist() == expected
+    tensors = Intervals(torch.zeros(2, 2), -torch.ones(2, 2), torch.ones(2, 2))
+    inside = tensors.contains([[0.0, 2.0], [2.0, 0.0]])
+    assert isinstance(inside, torch.Tensor)
+    assert inside.tolist() == [[True, False], [False, True]]
+    with pytest.raises(ValueError, match=r"shape \(3, 1\).*got \(2, 1\)"):
+        intervals.contains([1.0, 2.0])
+    with pytest.raises(ValueError, match="NaN in row 1"):
+        intervals.contains([1.0, np.nan, 2.0])
+
+
+# --- pictures
 
 
 def test_a_notebook_shows_the_first_rows_and_a_picture():

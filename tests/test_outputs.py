@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tests.reference as reference
 from deltaband import (
-    DeltabandWarning,
     Exact,
     ImportantDirections,
     Nystrom,
@@ -374,7 +373,7 @@ def test_a_transform_that_falls_where_the_predictions_are_swaps_one_sided_bounds
 
 def test_targets_in_the_wrong_units_are_suspected(trained):
     X, Y = three_outputs(150)
-    with pytest.warns(DeltabandWarning, match="as if they were in the original units"):
+    with pytest.raises(ValueError, match="the targets of fit are in the original units"):
         PredictionIntervals(trained, weight_decay=WD, target_transform=(100.0, 20.0)).fit(X, 20 * Y + 100)
     for bad in (3.0, (1.0,), "scaler", (0.0, 0.0), (np.nan, 1.0), (0.0, -1.0)):
         with pytest.raises((TypeError, ValueError), match="target_transform"):
@@ -428,10 +427,16 @@ def test_a_one_sided_bound_beyond_the_prediction_keeps_its_place(trained):
 
 
 def test_a_transform_of_other_columns_is_refused_before_the_fit(trained):
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.preprocessing import PowerTransformer, StandardScaler
 
     X, Y = three_outputs(150)
-    for scaler, outputs in ((StandardScaler().fit(Y), [0, 2]), (StandardScaler(), None)):
-        band = PredictionIntervals(trained, weight_decay=WD, outputs=outputs, target_transform=scaler)
-        with pytest.raises(ValueError, match=r"target_transform cannot invert rows of \d outputs"):
+    for scaler, problem in (
+        (StandardScaler().fit(Y), "target_transform has 3 columns, the intervals have 2 outputs"),
+        (PowerTransformer().fit(Y), "target_transform cannot invert rows of 2 outputs"),
+        (PowerTransformer(), "target_transform cannot invert rows of 2 outputs: .* is not fitted"),
+    ):
+        band = PredictionIntervals(trained, weight_decay=WD, outputs=[0, 2], target_transform=scaler)
+        with pytest.raises(ValueError, match=problem):
             band.fit(X, Y)
+    with pytest.raises(ValueError, match=r"target_transform=StandardScaler\(\) is not fitted"):
+        PredictionIntervals(trained, weight_decay=WD, target_transform=StandardScaler())

@@ -12,14 +12,14 @@ from deltaband import ClassificationIntervals, DeltabandWarning, PredictionInter
 from deltaband.report import write
 from deltaband.sklearn import IntervalRegressor
 from tests.support.classifiers import classifier, labelled
-from tests.support.networks import mlp, regression
+from tests.support.networks import mlp, regression, trained_mlp
 
 X, Y = regression()
 TOO_LITTLE = 1e-6  # damping, for that few rows
 
 
 def fitted():
-    return PredictionIntervals(mlp(), damping=1.0).fit(X, Y)
+    return PredictionIntervals(trained_mlp(), damping=1.0).fit(X, Y)
 
 
 def calibrated():

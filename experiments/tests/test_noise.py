@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from deltaband import PredictionIntervals
+from deltaband.metrics import conditional
 from experiments import data, noise, noise_report
 from experiments.__main__ import main
 from experiments.rows import Rows
@@ -21,8 +22,9 @@ def folder(tmp_path, monkeypatch):
     """Two small data sets, few steps, groups of two splits."""
     monkeypatch.delenv("DELTABAND_DATA", raising=False)
     catalogue(monkeypatch, *made(tmp_path, n=250))
-    for name, value in (("STEPS", 20), ("TOGETHER", 2), ("SHIFTED_SPLITS", 1), ("DIRECTIONS", 5)):
+    for name, value in (("STEPS", 20), ("TOGETHER", 2), ("SHIFTED_SPLITS", 1)):
         monkeypatch.setattr(noise, name, value)
+    monkeypatch.setattr(conditional, "DIRECTIONS", 5)
     return tmp_path
 
 
@@ -163,16 +165,6 @@ def test_rows_are_divided_without_overlap(test):
         all_targets = np.sort(targets)
         np.testing.assert_allclose(np.sort(parts.test.y), all_targets[np.sort(tested)], rtol=1e-5)
         assert unit.std() == pytest.approx(1.0, rel=1e-5)
-
-
-def test_the_worst_slab_is_found_where_nothing_is_covered():
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((4_000, 2))
-    everywhere, not_there = rng.random(4_000) < 0.8, np.abs(x[:, 0]) > 0.3
-    found = noise.worst_slabs(x, np.column_stack([everywhere, not_there, np.ones(4_000, bool)]), 0)
-    assert found[0] == pytest.approx(0.8, abs=0.08)
-    assert found[1] < 0.2
-    assert found[2] == 1.0
 
 
 def test_the_noisiest_fifth_is_where_the_noise_is(split):

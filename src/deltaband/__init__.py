@@ -13,10 +13,12 @@ from .engines import (
 )
 from .errors import ArtefactError, DeltabandWarning, DistributedFitError, NotFittedError
 from .intervals import PredictionIntervals
+from .online import Alarm, Monitor, Online
 from .results import ClassIntervals, ErrorReport, Intervals
 from .version import __version__ as __version__
 
 __all__ = [
+    "Alarm",
     "ArtefactError",
     "ClassIntervals",
     "ClassificationIntervals",
@@ -27,8 +29,10 @@ __all__ = [
     "FrequentDirections",
     "ImportantDirections",
     "Intervals",
+    "Monitor",
     "NotFittedError",
     "Nystrom",
+    "Online",
     "Plan",
     "PredictionIntervals",
     "RandomProjection",

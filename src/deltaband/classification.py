@@ -6,17 +6,19 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from .damping import Damping
-from .engines import Engine
-from .estimator import Estimator
-from .fitting.spec import FitSpec, parse_engine
-from .fitting.tasks import Classification
+from .engines import Engine, parse_engine
+from .estimator import Estimator, by_batches
+from .fitting.classes import Classification
+from .fitting.optimiser import damping_rule
+from .fitting.spec import FitSpec
 from .network.log_odds import log_odds, log_odds_of_prediction
 from .network.model_copy import ParameterChoice
 from .network.network import Head
 from .results import ClassIntervals, Intervals, like, parse_levels
 from .storage.encoding import storable
+from .transforms import InputTransform
 from .validation import check_ints
 
 
@@ -42,6 +44,7 @@ class ClassificationIntervals(Estimator):
     Args:
         model: The trained classifier.
         weight_decay: The coupled weight decay of the optimiser.
+        optimizer: The optimiser that trained the model, instead of `weight_decay`; its decay must be coupled.
         damping: λ itself, instead of `weight_decay`.
         classes: Restricts the answers, and the gradients that they take, to one class or some, or to the one
             "predicted" for each row. By default all classes, (n, C); for a network with one logit class 1, (n,), as for
@@ -49,7 +52,7 @@ class ClassificationIntervals(Estimator):
         per_output: Whether each class is taken alone, with the Fisher matrix of its one-vs-rest probability instead of
             F: the paper's suggestion. It ignores what the other classes teach about the shared weights, and is wider.
             For two classes both are the same.
-        engine, memory, parameters, output, batch: As in `PredictionIntervals`.
+        engine, memory, parameters, output, batch, input_transform: As in `PredictionIntervals`.
     """
 
     def __init__(
@@ -57,19 +60,22 @@ class ClassificationIntervals(Estimator):
         model: nn.Module,
         *,
         weight_decay: float | None = None,
+        optimizer: Optimizer | None = None,
         damping: float | None = None,
         classes: int | Sequence[int] | Literal["predicted"] | None = None,
         per_output: bool = False,
-        engine: Engine | Literal["auto"] = "auto",
+        engine: Engine | str = "auto",
         memory: float | None = None,
         parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
+        input_transform: Any = None,
     ) -> None:
-        rule = Damping(damping, weight_decay, loss="cross_entropy")
+        rule = damping_rule(model, parameters, optimizer, damping, weight_decay, "cross_entropy")
         if not rule.is_known:
+            why = f"{rule.unknown}; " if rule.unknown else ""
             raise ValueError(
-                "give ClassificationIntervals the optimiser's weight_decay=, or damping=λ: the formula needs it"
+                f"{why}give ClassificationIntervals the optimiser's weight_decay=, or damping=λ: the formula needs it"
             )
         predicted = isinstance(classes, str) and classes == "predicted"
         if predicted and per_output:
@@ -80,13 +86,15 @@ class ClassificationIntervals(Estimator):
             if len(set(numbers)) < len(numbers):
                 raise ValueError(f"classes={list(numbers)} holds a class more than once")
         self._task = Classification(numbers, isinstance(classes, int | np.integer), predicted, per_output)
-        super().__init__(FitSpec(model, self._task, rule, parse_engine(engine), memory, parameters, output, batch))
+        settings = (parse_engine(engine), memory, parameters, output, batch, InputTransform.of(input_transform))
+        super().__init__(FitSpec(model, self._task, rule, *settings))
 
+    @by_batches
     def predict(self, x: Any, level: float | Sequence[float] = 0.95) -> ClassIntervals:
         """Return intervals of log-odds and probabilities for the rows of `x`.
 
         Args:
-            x: Inputs: NumPy in, NumPy out; tensors in, tensors out.
+            x: Inputs: NumPy in, NumPy out; tensors in, tensors out. Or a loader of them, alone or in batches (x, y).
             level: The probability of an interval, or several.
 
         Returns:
@@ -111,6 +119,7 @@ class ClassificationIntervals(Estimator):
 
         return ClassIntervals(classes, intervals(lambda s: s), intervals(expit))
 
+    @by_batches
     def variance(self, x: Any) -> Any:
         """Return q = gᵀ A⁻¹FA⁻¹ g of each class, the variance of its log-odds.
 
@@ -124,6 +133,7 @@ class ClassificationIntervals(Estimator):
         """
         return self._like(x, self._evaluate(x, "variance")[1])
 
+    @by_batches
     def leverage(self, x: Any) -> Any:
         """Return h = gᵀ A⁻¹ g of each class: how far its log-odds are from what the training data determine.
 
@@ -139,18 +149,19 @@ class ClassificationIntervals(Estimator):
         """Return log-odds (n, classes), q or h of each, and the classes."""
         fits, predicted = self.fits_, self._task.predicted
         functions = [getattr(self._covariance(fit), what) for fit in fits]
+        X = self.spec.known_inputs(fits, x) if what == "variance" else self.spec.inputs(x)
         binary = fits[0].n_returned <= 2
         heads: list[Head] = [log_odds if binary else log_odds_of_prediction] * len(fits)
         if not binary and not predicted:
             heads = [lambda z, classes=list(fit.outputs): log_odds(z)[:, classes] for fit in fits]  # type: ignore[misc]
-        s, values = self.spec.evaluate(fits, x, functions, heads=heads)
+        s, values = self.spec.evaluate(fits, X, functions, heads=heads)
         classes: Any = tuple(c for fit in fits for c in fit.outputs)
         if len(s) == 0:
             s = np.zeros((0, 1 if predicted else len(classes)))
             return s, s, like(x, np.zeros(0, dtype=np.int64), torch.int64) if predicted else classes
         found = np.stack(values, axis=1)
         if predicted:
-            likely = s[:, 0] > 0 if binary else self.spec.network().outputs(x).argmax(dim=1).cpu().numpy()
+            likely = s[:, 0] > 0 if binary else self.spec.network().outputs(X).argmax(dim=1).cpu().numpy()
             return np.abs(s) if binary else s, found, like(x, likely.astype(np.int64), torch.int64)
         if binary:  # evaluated once
             s = s * [1.0 if c == 1 else -1.0 for c in classes]

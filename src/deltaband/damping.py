@@ -17,6 +17,7 @@ WEIGHT_DECAY_FACTORS = {
 }
 LOSSES_PER_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
 SMALLEST_VALUE, LARGEST_VALUE = 1e-100, 1e100  # their squares are still finite and positive
+LARGEST_RELATIVE_DAMPING = 1e12  # λ over the sum of the eigenvalues of JᵀJ, beyond which these vanish in float64
 TYPICAL_RELATIVE_DAMPING = 1e-4  # λ over the largest eigenvalue of JᵀJ, where nothing is known
 
 
@@ -30,6 +31,7 @@ class Damping:
         loss: The loss of the training: "mean", "half_mean" or "sum" of squared errors (times the rows' weights, if they
             have some), "weighted_mean", which is divided by the sum of the weights, "gaussian_nll" or "cross_entropy".
         batch_size: The batch size of the training, for `loss="sum"` only.
+        unknown: Why λ is not known, where it was to follow from an optimiser.
 
     Example:
         >>> Damping(weight_decay=0.01).at(1000)
@@ -40,6 +42,7 @@ class Damping:
     weight_decay: float | None = None
     loss: str = "mean"
     batch_size: int | None = None
+    unknown: str = ""  # why it is unknown, where an optimiser was given
 
     def __post_init__(self) -> None:
         if self.weight_decay is not None and self.damping is not None:
@@ -74,6 +77,16 @@ class Damping:
             return None
         terms = rows if self.loss in LOSSES_PER_ROW else rows * n_outputs
         return terms * float(self.weight_decay) * WEIGHT_DECAY_FACTORS[self.loss] / (self.batch_size or 1)
+
+    def resolved(self, damping: float | None, energy: float) -> float | None:
+        """Return λ, or raise where the eigenvalues of JᵀJ, which sum up to the energy, are nothing beside it."""
+        if damping is not None and damping > LARGEST_RELATIVE_DAMPING * energy:
+            given = "damping" if self.damping is not None else "weight_decay"
+            raise ValueError(
+                f"damping λ = {damping:.3g} is so large against JᵀJ, whose eigenvalues sum up to {energy:.3g}, that "
+                f"all variances would be zero: give a smaller {given}"
+            )
+        return damping
 
     def __str__(self) -> str:
         return self.rule()

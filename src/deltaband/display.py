@@ -83,6 +83,21 @@ def escape(text: str) -> Markup:
     return Markup(html.escape(text.encode("utf-8", "replace").decode("utf-8")))
 
 
+def text_table(title: str, cells: Sequence[Sequence[str]], below: Sequence[str] = ()) -> str:
+    """Return a header and rows of texts as aligned columns, indented below a title."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.rjust, row, widths)) for row in cells]
+    return "\n  ".join([title, *lines, *below])
+
+
+def html_table(cells: Sequence[Sequence[str]]) -> Markup:
+    """Return a header and rows of texts as an HTML table."""
+    header, *rows = cells
+    head = element("tr", *(element("th", name) for name in header))
+    body = [element("tr", *(element("td", cell) for cell in row)) for row in rows]
+    return element("table", element("thead", head), element("tbody", *body))
+
+
 @dataclass(frozen=True)
 class Scale:
     """A map from the numbers `low` to `high` to the pixels `start` to `end`."""

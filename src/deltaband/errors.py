@@ -3,6 +3,9 @@
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).parent) + os.sep
@@ -16,10 +19,24 @@ class UnreliableFormulaWarning(DeltabandWarning):
     """The formula is unreliable for this network; a calibration makes up for it."""
 
 
+class MisfitWarning(DeltabandWarning):
+    """The rows do not look like those the network was trained on: its weights, or their units or scaling, are wrong."""
+
+
 class FormulaMessage(str):
     """The text of an `UnreliableFormulaWarning`, among the texts of other warnings."""
 
     category = UnreliableFormulaWarning
+
+
+class MisfitMessage(str):
+    """The text of a `MisfitWarning`."""
+
+    category = MisfitWarning
+
+
+class InputsMessage(MisfitMessage):
+    """That of one about the inputs of some rows; of several batches one is enough."""
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -50,8 +67,17 @@ class DistributedFitError(RuntimeError):
     """Another process has failed or does not answer; the fit has ended in all processes."""
 
 
-class LayerMismatchError(Exception):
-    """A layer was called in another way than on the rows it was probed with."""
+_SAID: ContextVar[set[object] | None] = ContextVar("said", default=None)
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """Let `warn` say each message once, and one `InputsMessage` at most, within the block."""
+    token = _SAID.set(set())
+    try:
+        yield
+    finally:
+        _SAID.reset(token)
 
 
 def warn(*messages: str) -> None:
@@ -63,5 +89,11 @@ def warn(*messages: str) -> None:
         if inside and not frame.f_code.co_filename.startswith(PACKAGE):
             users_level = level + 1
         level += 1
+    said = _SAID.get()
     for message in messages:
+        kind = InputsMessage if isinstance(message, InputsMessage) else message
+        if said is not None and kind in said:
+            continue
+        if said is not None:
+            said.add(kind)
         warnings.warn(message, getattr(message, "category", DeltabandWarning), stacklevel=users_level)

@@ -1,17 +1,18 @@
 """What `PredictionIntervals` and `ClassificationIntervals` have in common: a `FitSpec`, and fits to training rows."""
 
 import threading
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import storage
 from .calibration import Calibration
+from .data.inputs import is_loader
+from .data.row_record import pair_hashes
 from .display import element
 from .engines import Covariance, Engine, Plan, Spectrum
 from .errors import NotFittedError, warn
@@ -22,15 +23,29 @@ from .fitting.distributed import ProcessGroup
 from .fitting.fit import Fit
 from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
+from .interrupts import uninterrupted
 from .results import ErrorReport
-from .storage import StoredBand
+from .storage import Stored, StoredBand
 from .summary import format_summary, summary_html, summary_lines
 from .validation import check_int
+
+M = TypeVar("M", bound=Callable[..., Any])
 
 PARTIAL_FIT_LOCK = threading.RLock()  # several threads may ask for the result of a partial fit
 
 
-class Estimator:
+def by_batches(method: M) -> M:
+    """Let a method that takes the rows `x` take a loader, too: the results of its batches are concatenated."""
+
+    @wraps(method)
+    def of_all(self: "Estimator", x: Any, *args: Any, **options: Any) -> Any:
+        ask = partial(method, self)
+        return self.spec.of_batches(ask, x, *args, **options) if is_loader(x) else ask(x, *args, **options)
+
+    return cast(M, of_all)
+
+
+class Estimator(Stored):
     """A trained network and the covariances fitted to its training rows: one, or with `per_output=True` one each."""
 
     def __init__(self, spec: FitSpec) -> None:
@@ -64,7 +79,7 @@ class Estimator:
                 what the `batch` function returns third, or that has both: {"sample_weight": …, "clusters": …}.
             clusters: For `robust=`, labels (n,) of the rows of `X`: errors are correlated among rows of the same label.
             n_rows: How many rows a loader without a length gives, for an engine that needs λ from the first row on.
-            progress: Whether to show a progress bar.
+            progress: Whether to show a progress bar, on terminals and in notebooks.
             checkpoint: A file for the state of the fit. Whatever ends it, the same call resumes from there, over the
                 same data, also in a DataLoader's random order. It is deleted once the fit is finished.
             checkpoint_every: Seconds between two checkpoints.
@@ -83,10 +98,11 @@ class Estimator:
         self.spec.forget()
         read = partial(self.spec.read, data, y, n_rows, sample_weight=sample_weight, clusters=clusters)
         group = ProcessGroup(distributed)
-        fits, kept = driver.fit(self.spec, read, progress, checkpoint, checkpoint_every, group)
+        spec, fits, kept = driver.fit(self.spec, read, progress, checkpoint, checkpoint_every, group)
+        self.spec.task.check_fits(fits)
         if messages := self.spec.task.warnings(fits):
             warn(*messages)  # which may be errors: then nothing has changed
-        self._fits, self._partial, self._calibration = fits, (), None
+        self.spec, self._fits, self._partial, self._calibration = spec, fits, (), None
         if kept is not None:
             kept.remove()
         return self
@@ -110,7 +126,9 @@ class Estimator:
         with PARTIAL_FIT_LOCK:
             so_far = self._partial or (driver.from_fits(self.spec, self._fits) if self._fits else ())
             batches = self.spec.read(data, y, sample_weight=sample_weight)
-            self._take_in(so_far, driver.partial_fit(self.spec, so_far, batches, n_rows, progress))
+            new = driver.partial_fit(self.spec, so_far, batches, n_rows, progress)
+            self._take_in(so_far, new)
+            self.spec = new[0].spec
         return self
 
     def merge(self, other: Self) -> Self:
@@ -131,7 +149,7 @@ class Estimator:
         other.spec.forget()
         driver.check_mergeable((self.spec, self.fits_), (other.spec, other.fits_))
         mine, theirs = driver.from_fits(self.spec, self.fits_), driver.from_fits(other.spec, other.fits_)
-        if mine[0].shares_rows(theirs[0].record.hashes()):
+        if mine[0].record.shares_rows(theirs[0].record.hashes()):
             warn("most of these rows have been fitted to already, and count twice now: merge bands of other rows")
         with PARTIAL_FIT_LOCK:
             self._take_in(mine, theirs)
@@ -142,9 +160,10 @@ class Estimator:
             mine.check_mergeable(theirs)
         if self._calibration is not None:  # the warning may be an error: then nothing has changed
             warn("new training rows end the calibration, which was for the band without them: calibrate again")
-        for mine, theirs in zip(so_far, new, strict=bool(so_far)):
-            mine.merge(theirs)
-        self._partial, self._calibration = tuple(so_far) or new, None
+        with uninterrupted():
+            for mine, theirs in zip(so_far, new, strict=bool(so_far)):
+                mine.merge(theirs)
+            self._partial, self._calibration = tuple(so_far) or new, None
 
     def plan(self, data: Any, y: Any = None, *, n_rows: int | None = None) -> Plan:
         """Show what `fit` would do, reading only the first rows: memory and time of each engine, and the choice.
@@ -175,8 +194,9 @@ class Estimator:
                 if self.spec.network().fingerprint != self._partial[0].start.weights:
                     raise ValueError("the model's weights have changed before the fit was completed: restore them")
                 try:
-                    fits = tuple(rows.finish() for rows in self._partial)
-                except BaseException:  # the rows are gone: better no band than one without them
+                    fits = driver.completed(self._partial)
+                    self.spec.task.check_fits(fits)
+                except Exception:  # the rows are gone: better no band than one without them
                     self._fits, self._partial = (), ()
                     raise
                 self._fits, self._partial = fits, ()
@@ -259,14 +279,25 @@ class Estimator:
     def _covariance(self, fit: Fit) -> Covariance:
         if fit.covariance.damping is None:
             raise ValueError(
-                f"λ is not known: give {type(self).__name__} the optimiser's weight_decay= or damping=, and fit again; "
+                f"λ is not known{f' ({why})' if (why := self.spec.damping.unknown) else ''}: give "
+                f"{type(self).__name__} the optimiser's weight_decay= or damping=, and fit again; "
                 + (
-                    "a calibration stands in for it only in the intervals of new observations"
+                    "a calibration stands in for it only where a band is asked about rows"
                     if self._calibration is not None
                     else "or calibrate on held-out data for prediction intervals without it"
                 )
             )
         return fit.covariance
+
+    def share_seen_in_training(self, x: Any, y: Any) -> float:
+        """Return the share of these rows that were training rows.
+
+        Args:
+            x: Inputs.
+            y: Their targets, as `fit` takes them or in the original units.
+        """
+        X, seen = self.spec.network().prepare(self.spec.inputs(x)), self.fits_[0].seen
+        return max(seen.share(pair_hashes(X, targets)) for targets in self.spec.task.possible_targets(y))
 
     # --- people
 
@@ -291,38 +322,6 @@ class Estimator:
 
     # --- files
 
-    def save(self, path: str | Path, *, weights: bool = False, sample: bool = False) -> None:
-        """Write the fitted estimator to one file, which `load` reads.
-
-        Args:
-            path: The file.
-            weights: Whether to write the weights themselves.
-            sample: Whether to add training rows, which `error_report` and `calibrate(noise="auto")` need.
-        """
-        storage.save(self, path, weights=weights, sample=sample)
-
-    @classmethod
-    def load(cls, path: str | Path, model: nn.Module, *, strict: bool = True, **functions: Any) -> Self:
-        """Return the estimator that was saved; it predicts the same, bit for bit. No code in the file is run.
-
-        Args:
-            path: The file.
-            model: The model that it was fitted to.
-            strict: Whether other weights are an error, which names the first that differs; else a warning.
-            functions: `output=`, `batch=` and `variance=`, where functions, and the scaler of `target_transform=`, that
-                it was constructed with: these are not in the file.
-
-        Returns:
-            The fitted estimator.
-
-        Raises:
-            ArtefactError: If the file is damaged or does not belong to the model.
-        """
-        band = storage.load(path, model, strict=strict, **functions)
-        if not isinstance(band, cls):
-            raise TypeError(f"{path} holds {type(band).__name__}: load it with {type(band).__name__}.load")
-        return band
-
     def to_record(self, *, weights: bool = False, sample: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return everything that a file holds of this estimator, tensors and texts, for `deltaband.storage` to write.
 
@@ -341,7 +340,7 @@ class Estimator:
             model, strict, functions: As in `load`.
         """
         check_shapes(stored, model)
-        band: Self = cast(Any, cls)(model, **stored.options, **functions)
+        band: Self = cast(Any, cls)(model, **{**stored.options, **functions})
         band._fits, band._calibration = restored(stored, band.spec, strict)
         return band
 

@@ -1,36 +1,28 @@
 """`PredictionIntervals`: fit to a trained network and its training data, then ask for intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from .calibration import Calibration, calibrate
-from .damping import Damping
-from .data.batches import read_targets, with_extras
-from .data.inputs import Inputs
-from .data.row_record import pair_hashes
-from .engines import Engine
+from .calibration import calibrate, rule_for
+from .engines import Engine, parse_engine
 from .errors import warn
-from .estimator import Estimator
-from .fitting.fit import Fit, Formula, in_units_of_noise
-from .fitting.spec import FitSpec, all_outputs, parse_engine
+from .fitting.optimiser import damping_rule
+from .fitting.spec import FitSpec
 from .fitting.tasks import Regression
 from .network.model_copy import ParameterChoice
-from .results import Intervals, Side, check_kind_and_side, like, parse_levels
+from .online import DeltaScale, Monitor, Online
+from .predictor import Predictor
 from .storage.encoding import storable
+from .transforms import InputTransform
 from .validation import check_int
-
-if TYPE_CHECKING:  # matplotlib is an extra
-    from matplotlib.axes import Axes
 
 
 @storable
-class PredictionIntervals(Estimator):
+class PredictionIntervals(Predictor):
     """Prediction intervals for a trained regression network by the delta method.
 
         ŷ ± t_{n−p*}(α/2) · s · √(1 + q),    q = gᵀ A⁻¹ JᵀJ A⁻¹ g,    A = JᵀJ + λI
@@ -57,12 +49,16 @@ class PredictionIntervals(Estimator):
     Args:
         model: The trained network.
         weight_decay: The coupled weight decay of the optimiser.
+        optimizer: The optimiser that trained the model, instead of `weight_decay`, which is read from it. Of several
+            decays, as where biases have none, it is that of most parameters, with a warning. Decoupled decay (AdamW)
+            and none at all have no λ: calibrate then. `loss` and `batch_size` are to be given as ever.
         damping: λ itself, instead of `weight_decay`.
         loss: What was minimised: "mean", "half_mean", "sum", "weighted_mean" or "gaussian_nll".
         batch_size: The batch size of the training, for `loss="sum"`.
         engine: "auto", or one of `Exact()`, `Nystrom(landmarks)`, `RandomProjection(dim)`,
-            `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`. "auto" is exact
-            where that fits into `memory`, and the best approximation where it does not; `plan(loader)` shows which.
+            `ImportantDirections(rank)`, `RobustFrequentDirections(rank)`, `FrequentDirections(rank)`, or the name of
+            one, as "exact" or "random-projection". "auto" is exact where that fits into `memory`, and the best
+            approximation where it does not; `plan(loader)` shows which.
         memory: Bytes that a fit may take, by default half of what is free; one that would need more is refused.
         outputs: The outputs to give intervals for, a number or a list of numbers; all by default.
         per_output: Whether each output is fitted alone, which is wider, instead of all together.
@@ -70,9 +66,12 @@ class PredictionIntervals(Estimator):
             name and parameter.
         output: A function that picks the prediction from what the model returns.
         batch: A function that turns a batch of the loader into inputs (also a tuple, or a dictionary) and targets.
+        input_transform: What raw inputs go through before the network gets them: a pair (mean, std) of numbers or of
+            arrays with one for each feature, a fitted scaler, or a function of the inputs. Every method then takes raw
+            inputs. Pairs and scikit-learn's affine scalers are saved with the band, functions are not.
         target_transform: What targets went through before training: a pair (mean, std), or a scaler with
-            `inverse_transform`. `fit` and `calibrate` take targets as the network was trained on, `predict` answers
-            in the original units.
+            `inverse_transform`. `predict` answers in the original units.
+        targets: What `fit` and `calibrate` get: targets as the network was trained on ("scaled"), or "original" ones.
         noise: Whether `fit` keeps some residuals ("auto"), at most 20,000, so that `calibrate` can learn the noise.
         variance: For a network that predicts the variance of its noise, as one trained with `GaussianNLLLoss`: what it
             returns after the mean, "variance", "log_variance" or "std", in a tuple or in columns; or a function that
@@ -92,27 +91,32 @@ class PredictionIntervals(Estimator):
         model: nn.Module,
         *,
         weight_decay: float | None = None,
+        optimizer: Optimizer | None = None,
         damping: float | None = None,
         loss: Literal["mean", "half_mean", "sum", "weighted_mean", "gaussian_nll"] | None = None,
         batch_size: int | None = None,
-        engine: Engine | Literal["auto"] = "auto",
+        engine: Engine | str = "auto",
         memory: float | None = None,
         outputs: int | Sequence[int] | None = None,
         per_output: bool = False,
         parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
+        input_transform: Any = None,
         target_transform: Any = None,
+        targets: Literal["scaled", "original"] = "scaled",
         noise: Literal["auto", "none"] = "auto",
         variance: Literal["variance", "log_variance", "std"] | Callable[[Any], Tensor] | None = None,
         quantiles: Sequence[float] | None = None,
         robust: Literal["HC0", "HC1", "HC2", "HC3"] | None = None,
     ) -> None:
-        rule = Damping(damping, weight_decay, loss or ("mean" if variance is None else "gaussian_nll"), batch_size)
+        loss_of_training = loss or ("mean" if variance is None else "gaussian_nll")
+        rule = damping_rule(model, parameters, optimizer, damping, weight_decay, loss_of_training, batch_size)
         if loss == "cross_entropy":  # type: ignore[comparison-overlap]
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
-        self._task = Regression.of(outputs, per_output, target_transform, noise, variance, quantiles, robust)
-        super().__init__(FitSpec(model, self._task, rule, parse_engine(engine), memory, parameters, output, batch))
+        self._task = Regression.of(outputs, per_output, target_transform, targets, noise, variance, quantiles, robust)
+        settings = (parse_engine(engine), memory, parameters, output, batch, InputTransform.of(input_transform))
+        super().__init__(FitSpec(model, self._task, rule, *settings))
 
     def calibrate(
         self,
@@ -123,6 +127,9 @@ class PredictionIntervals(Estimator):
         joint: bool = False,
         noise: Any = "auto",
         sample_weight: Any = None,
+        groups: Any = None,
+        target: Any = None,
+        weights: Any = None,
         seed: int = 0,
     ) -> Self:
         """Calibrate the intervals on held-out rows, so that they cover as often as they say.
@@ -149,10 +156,22 @@ class PredictionIntervals(Estimator):
                 |residuals|, or as a function of the inputs; these are in no file.
             sample_weight: Weights of the rows, if their noise variances are to count as s²/w here, too; `predict` then
                 takes them as well.
+            groups: Labels (n,), words or numbers: rows of each group are covered with probability at least the level,
+                given their group. `predict` then takes the labels of its rows. Groups too small for a level share
+                their quantile, which `summary()` and a warning say. Or indicators (n, G) of groups that may overlap.
+            target: Inputs of rows like those to be predicted, without targets, if their distribution differs from that
+                of the calibration rows and y given x does not. Calibration rows are weighed by a density ratio that is
+                estimated from the features of rows and their leverages: the guarantee is as good as the estimate.
+            weights: The density ratio itself, up to a factor: a function of the inputs, or numbers (n,), and `predict`
+                then takes those of its rows. For the true ratio the guarantee is exact. Unlike `sample_weight` it is
+                not about noise.
             seed: Seed for drawing these rows; else for the folds of the interval score that `summary()` shows.
 
         Returns:
             The calibrated estimator itself.
+
+        Raises:
+            ValueError: If the data, or the promises asked for, do not fit together.
         """
         fits, spec = self.fits_, self.spec
         check_int(seed, "seed", 0)
@@ -162,187 +181,51 @@ class PredictionIntervals(Estimator):
             return self._task.select_targets(self.outputs_, given, fits[0].n_returned).numpy()
 
         batches = spec.read(data, y, sample_weight=sample_weight)
-        calibration = calibrate(spec, fits, batches, targets, tune=tune, joint=joint, noise=noise, seed=seed)
+        asked = {"groups": groups, "weights": weights, "target": target, "sample_weight": sample_weight}
+        rule = rule_for(spec, fits, data, is_loader=y is None, **asked)
+        calibration = calibrate(spec, fits, batches, targets, tune=tune, joint=joint, noise=noise, seed=seed, rule=rule)
         warn(*calibration.warnings())  # which may be errors: then nothing has changed
         self._calibration = calibration
         return self
 
-    def predict(
-        self,
-        x: Any,
-        level: float | Sequence[float] = 0.95,
-        *,
-        kind: Literal["observation", "mean"] = "observation",
-        side: Side = "both",
-        sample_weight: Any = None,
-    ) -> Intervals:
-        """Return intervals for the rows of `x`.
+    def online(self, level: float = 0.95, method: Literal["aci", "pid", "window"] = "aci", **settings: Any) -> Online:
+        """Return intervals for rows in time, whose widths follow how earlier ones have fared; `calibrate` first.
+
+        Their long-run coverage is right on any series, where that of `predict` is for rows that are exchangeable with
+        the calibration rows. The scores |y − ŷ|/σ(x) of the calibration rows are where it starts from.
 
         Args:
-            x: Inputs: NumPy in, NumPy out; tensors in, tensors out.
-            level: The probability of an interval, or several.
-            kind: "observation" for a new observation: formula (2) of the paper, or conformal after `calibrate`. "mean"
-                for the confidence band of the regression function itself, by the formula with √q instead of √(1 + q).
-            side: "upper" and "lower" give one bound at the level; the other is infinite.
-            sample_weight: Weights of the rows, as in `fit`: their noise variances are s²/w.
+            level: The share of targets that are to be covered in the long run.
+            method: "aci" takes the quantile of the last scores at a level that follows misses (adaptive conformal
+                inference). "pid" moves the threshold itself (conformal PID control, its P and I parts). "window" takes
+                the quantile of the last scores at the level, which promises nothing where these change quickly.
+            settings: Of "aci" `step` (0.01), by how much a miss moves the level, and `window`, how many scores count,
+                by default as many as there are calibration rows. Of "pid" `step` (0.1), by how much a miss moves the
+                threshold, as a share of the first one, `gain` (1), that of the integral, and `saturation` (1): an
+                excess of misses of π/2·saturation·(t+1)/log(t+1) makes it infinite. Of "window" `window`.
 
         Returns:
-            The predictions with their bounds.
+            An object with `predict(x)` and `observe(x, y)`.
 
         Raises:
-            NotFittedError: Before `fit`.
-            ValueError: If the formula has no answer, because λ is not known or n − p* ≤ 0: calibrate then.
+            ValueError: If the band is not calibrated.
         """
-        levels = parse_levels(level)
-        check_kind_and_side(kind, side)
-        fits, units = self.fits_, self._task.units
-        method = self._method(kind)
-        X = Inputs.of(x) if sample_weight is None else with_extras(Inputs.of(x), sample_weight)
-        outputs, to, rows = self.spec.compared(fits, method, X)
-        if side != "both" and units is not None and units.is_decreasing(outputs):
-            side = "lower" if side == "upper" else "upper"
-        lower, upper = method.bounds(rows, levels, side)
-        if isinstance(method, Calibration):
-            # residuals may be tied, and the same output differ by a rounding from batch to batch
-            slack = 2 * torch.finfo(fits[0].dtype).eps * np.abs(outputs)[:, :, None]
-            lower, upper = lower - slack, upper + slack
-        lower, upper = to.centre[:, :, None] + lower, to.centre[:, :, None] + upper
-        if np.ndim(level) == 0:
-            lower, upper = lower[:, :, 0], upper[:, :, 0]
-        if units is not None:
-            lower, upper = units.to_original_bounds(to.mean, lower, upper)
-        return Intervals(
-            self._like(x, self._original(to.mean)),
-            self._like(x, lower, -np.inf),
-            self._like(x, upper, np.inf),
-            levels[0] if np.ndim(level) == 0 else levels,
-            None if rows.far is None else like(x, rows.far, torch.bool),
-        )
+        return Online(DeltaScale.of(self), level, method, settings)
 
-    def predict_mean(self, x: Any) -> Any:
-        """Return the prediction ŷ alone, of the kind of `x`, with the checks of `predict` and without its gradients.
+    def monitor(self, level: float = 0.95, *, false_alarms: float = 0.01, window: int = 200, seed: int = 0) -> Monitor:
+        """Return a watch on new rows: are they, inputs and errors, still like the calibration rows?
 
         Args:
-            x: Inputs.
-        """
-        return self._like(x, self._original(self.spec.evaluate(self.fits_, x)[0]))
-
-    def predict_mean_and_scale(self, x: Any) -> tuple[Any, Any]:
-        """Return ŷ and σ(x), which the width is proportional to: √(1 + q), or calibrated √(1 + b·q)·v^γ.
-
-        With a network that predicts its own variance u² it is u·√(1 + q/u²), likewise.
-
-        After `calibrate` with `tune=True` it is the scale that the calibration rows alone would choose. A conformal
-        quantile of your own with this scale should be taken on other rows: on the same ones the guarantee is lost.
-
-        Args:
-            x: Inputs.
+            level: The level of the intervals whose coverage is watched.
+            false_alarms: The probability that a kind of alarm is ever raised while new rows are exchangeable with the
+                calibration rows.
+            window: How many targets the rolling coverage is over.
+            seed: Seed for breaking ties at random.
 
         Returns:
-            The predictions and their scales, of the kind of `x`.
+            An object with `update(x, y)`, which returns alarms, and `summary()`.
+
+        Raises:
+            ValueError: If the band is not calibrated.
         """
-        method = self._calibration or Formula(self._known_damping())
-        _, to, rows = self.spec.compared(self.fits_, method, Inputs.of(x))
-        return self._like(x, self._original(to.mean)), self._like(x, method.scale(rows))
-
-    def variance(self, x: Any) -> Any:
-        """Return q = gᵀ A⁻¹JᵀJA⁻¹ g (`robust`: gᵀA⁻¹MA⁻¹g/s²), the variance of the prediction in units of s².
-
-        It ignores directions that the training data never touched: far outside the data it can stay small.
-
-        Args:
-            x: Inputs; q of each row and output is of their kind.
-        """
-        fits = self._known_damping()
-        found = self.spec.evaluate(fits, x, [fit.variance for fit in fits])[1]
-        return self._like(x, np.stack(in_units_of_noise(fits, found), 1))
-
-    def leverage(self, x: Any) -> Any:
-        """Return h = gᵀ A⁻¹ g, how far a row is from what the training data determine; it grows where q may not.
-
-        Args:
-            x: Inputs; h of each row and output is of their kind.
-        """
-        functions = [self._covariance(fit).leverage for fit in self.fits_]
-        return self._like(x, np.stack(self.spec.evaluate(self.fits_, x, functions)[1], 1))
-
-    def plot(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        level: float | Sequence[float] = 0.95,
-        output: int | None = None,
-        data: tuple[Any, Any] | None = None,
-        ax: Axes | None = None,
-    ) -> Axes:
-        """Draw the band over an `x` of one feature; for other inputs the intervals sorted by width, which needs `y`.
-
-        Args:
-            x: Inputs.
-            y: Their targets.
-            level: As in `predict`.
-            output: The output to show, of several.
-            data: Training data `(x, y)` to show.
-            ax: The axes to draw on; new ones by default.
-
-        Returns:
-            The axes.
-        """
-        from . import plots
-
-        return plots.fitted(self.predict(x, level), x, y, output=output, data=data, ax=ax)
-
-    @property
-    def noise_std_(self) -> float | np.ndarray:
-        """s of each output; NaN where n − p* ≤ 0 or λ is not known. With a scaler it is in the units of the network."""
-        noise = self._task.noise_std(self.fits_)
-        return float(noise[0]) if self._is_single else noise
-
-    @property
-    def outputs_(self) -> tuple[int, ...]:
-        """The outputs of the network that there are intervals for."""
-        return all_outputs(self.fits_)
-
-    def select_targets(self, y: Any) -> np.ndarray:
-        """Return the targets (n, m) of the outputs that there are intervals for.
-
-        Args:
-            y: Targets, one column per output of the network or per selected output.
-        """
-        return self._task.select_targets(self.outputs_, read_targets(y), self.fits_[0].n_returned).numpy()
-
-    def share_seen_in_training(self, x: Any, y: Any) -> float:
-        """Return the share of these rows that were training rows.
-
-        Args:
-            x: Inputs.
-            y: Their targets.
-        """
-        hashes = pair_hashes(self.spec.network().prepare(Inputs.of(x)), read_targets(y))
-        return self.fits_[0].seen.share(hashes)
-
-    @property
-    def _is_single(self) -> bool:
-        """Whether results are numbers, not rows of them."""
-        return self._task.single or self._fits[0].n_returned == 1
-
-    def _original(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs if self._task.units is None else self._task.units.to_original(outputs)
-
-    def _like(self, x: Any, values: np.ndarray, toward: float | None = None) -> Any:
-        return like(x, values[:, 0] if self._is_single else values, self._fits[0].dtype, toward)
-
-    def _known_damping(self) -> tuple[Fit, ...]:
-        """Return the fits, if they have a λ."""
-        for fit in self.fits_:
-            self._covariance(fit)
-        return self.fits_
-
-    def _method(self, kind: str) -> Calibration | Formula:
-        """Return what intervals follow from: the calibration, or the formula where it has an answer."""
-        if self._task.quantiles is not None and (kind == "mean" or self._calibration is None):
-            raise ValueError("the formula is for squared losses, not for quantiles: calibrate, and leave out kind=")
-        if kind == "observation" and self._calibration is not None:
-            return self._calibration
-        return Formula(self._known_damping(), noise=kind == "observation").checked()
+        return Monitor(DeltaScale.of(self), level, false_alarms, window, seed)

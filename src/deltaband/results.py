@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from . import display
+from .data.batches import read_targets
+from .data.inputs import check_finite
 from .display import Markup, decimals, element, fixed
 from .storage.encoding import storable
 
@@ -89,6 +91,35 @@ class Intervals:
     def __len__(self) -> int:
         return len(self.mean)
 
+    def __getitem__(self, rows: Any) -> Intervals:
+        """Return the intervals of some rows, given as a slice, a mask or a list of numbers."""
+        rows = rows.bool() if isinstance(rows, Tensor) and rows.dtype == torch.uint8 else rows  # a mask, as in torch
+        numbers = to_numpy(rows, None if len(rows) else np.intp) if isinstance(rows, Tensor | list) else rows
+        chosen = np.arange(len(self))[numbers]
+        if chosen.ndim != 1:
+            raise TypeError(f"rows are a slice, a mask or a list of numbers (intervals[3:4] is row 3), got {rows!r}")
+        mean, lower, upper, far = (_rows(part, chosen) for part in (self.mean, self.lower, self.upper, self.far))
+        return Intervals(mean, lower, upper, self.level, far)
+
+    def contains(self, y: Any) -> Any:
+        """Return which targets lie within their intervals, lower ≤ y ≤ upper.
+
+        Args:
+            y: The targets, (n,), (n, 1) or (n, m).
+
+        Returns:
+            True or False for each bound, of the shape and kind of `lower`.
+
+        Raises:
+            ValueError: If there are not as many targets as intervals.
+        """
+        targets, (_, lower, upper) = read_targets(y).numpy(), interval_arrays(self, np.float64)
+        if targets.shape != lower.shape[:2]:
+            raise ValueError(f"expected targets of shape {lower.shape[:2]}, one per interval, got {targets.shape}")
+        check_finite(torch.from_numpy(targets), "targets")
+        inside = (lower <= targets[:, :, None]) & (targets[:, :, None] <= upper)
+        return like(self.lower, inside.reshape(np.shape(self.lower)), torch.bool)
+
     def to_pandas(self, index: Any = None, outputs: Sequence[Any] | None = None) -> DataFrame:
         """Return a data frame with the columns prediction, lower_95 and upper_95, and a pair of bounds per level.
 
@@ -112,7 +143,7 @@ class Intervals:
         if len(names) != m:
             raise ValueError(f"the intervals are of {m} outputs, but {len(names)} names were given")
         parts = {name: self._columns(o) for o, name in enumerate(names)}
-        return _data_frame(parts, index, "output" if several else None)
+        return data_frame(parts, index, "output" if several else None)
 
     def _columns(self, output: int = 0, mean_name: str = "prediction", prefix: str = "") -> dict[str, np.ndarray]:
         mean, lower, upper = (part[:, output] for part in interval_arrays(self))
@@ -123,18 +154,12 @@ class Intervals:
         return columns if self.far is None else columns | {f"{prefix}far": to_numpy(self.far, None)}
 
     def __repr__(self) -> str:
-        title, cells, below = self._table()
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)) for row in cells]
-        return "\n  ".join([title, *lines, *below])
+        return display.text_table(*self._table())
 
     def _repr_html_(self) -> str:
-        title, (header, *rows), below = self._table()
-        head = element("tr", *(element("th", name) for name in header))
-        body = [element("tr", *(element("td", cell) for cell in row)) for row in rows]
-        table = element("table", element("thead", head), element("tbody", *body))
-        parts = [element("p", element("b", title)), self._picture(), table, *(element("p", text) for text in below)]
-        return element("div", *parts)
+        title, cells, below = self._table()
+        table, lines = display.html_table(cells), [element("p", text) for text in below]
+        return element("div", element("p", element("b", title)), self._picture(), table, *lines)
 
     def _table(self) -> tuple[str, list[list[str]], list[str]]:
         """Return a title, the header and the first rows, and a line that says how many more there are, if any."""
@@ -148,10 +173,13 @@ class Intervals:
         outputs = [0] if m > MAX_TABLE_OUTPUTS else range(m)
         columns = ["prediction", *(end + name for name in names for end in ("lower", "upper"))]
         header = ["row", *((f"{o}: " if m > 1 else "") + column for o in outputs for column in columns)]
-        places = decimals(upper - lower)
         bounds = np.stack([lower, upper], axis=3).reshape(n, m, 2 * n_levels)
-        values = np.concatenate([mean[:, :, None], bounds], axis=2)[:MAX_TABLE_ROWS, outputs]
-        rows = [[str(k), *(fixed(float(value), places) for value in row.flat)] for k, row in enumerate(values)]
+        values = np.concatenate([mean[:, :, None], bounds], axis=2)[:MAX_TABLE_ROWS]
+        places = [decimals(upper[:, o] - lower[:, o]) for o in outputs]  # outputs may have different units
+        rows = [
+            [str(k), *(fixed(float(value), d) for o, d in zip(outputs, places, strict=True) for value in row[o])]
+            for k, row in enumerate(values)
+        ]
         below = [f"… {n - MAX_TABLE_ROWS:,} more"] if n > MAX_TABLE_ROWS else []
         return ", ".join([title, *(f"{level} %" for level in levels)]), [header, *rows], below
 
@@ -203,7 +231,7 @@ class ClassIntervals:
         """
         several = isinstance(self.classes, tuple) and np.ndim(self.log_odds.mean) == 2
         parts = {name: self._columns(c) for c, name in enumerate(self.classes if several else [None])}
-        return _data_frame(parts, index, "class" if several else None)
+        return data_frame(parts, index, "class" if several else None)
 
     def _columns(self, which: int) -> dict[str, np.ndarray]:
         predicted = {} if isinstance(self.classes, tuple) else {"class": to_numpy(self.classes, dtype=None)}
@@ -216,6 +244,33 @@ class ClassIntervals:
 
     def _repr_html_(self) -> str:
         return f"<p>Probability</p>{self.probability._repr_html_()}<p>Log-odds</p>{self.log_odds._repr_html_()}"
+
+
+def _rows(part: Any, chosen: np.ndarray) -> Any:
+    """Return some rows of an array, a tensor or a list; None stays None."""
+    if part is None:
+        return None
+    return (
+        part[torch.from_numpy(chosen.copy()).to(part.device)] if isinstance(part, Tensor) else np.asarray(part)[chosen]
+    )
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Return results for several batches of rows as one: arrays, tensors, tuples of them, or intervals."""
+    first = parts[0]
+    match first:
+        case Intervals():
+            pieces = zip(*((part.mean, part.lower, part.upper, part.far) for part in parts), strict=True)
+            mean, lower, upper, far = (None if piece[0] is None else concatenated(piece) for piece in pieces)
+            return Intervals(mean, lower, upper, first.level, far)
+        case ClassIntervals():
+            classes = [part.classes for part in parts]
+            same = classes[0] if isinstance(classes[0], tuple) else concatenated(classes)
+            scores = (concatenated([getattr(part, name) for part in parts]) for name in ("log_odds", "probability"))
+            return ClassIntervals(same, *scores)
+        case tuple():
+            return tuple(map(concatenated, zip(*parts, strict=True)))
+    return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
 
 
 def check_kind_and_side(kind: Any, side: Any) -> None:
@@ -280,11 +335,11 @@ def like(x: Any, values: np.ndarray, dtype: torch.dtype, toward: float | None = 
     return result.to(first.device) if isinstance(first, Tensor) else result.numpy()
 
 
-def _data_frame(parts: Mapping[Any, dict[str, np.ndarray]], index: Any, outer_level: str | None) -> DataFrame:
+def data_frame(parts: Mapping[Any, Mapping[str, Any]], index: Any = None, outer_level: str | None = None) -> DataFrame:
     """Return the columns of all parts, below the names of these if the outer level has a name."""
     try:
         import pandas as pd
     except ImportError as error:
-        raise ImportError("data frames need pandas: pip install pandas") from error
+        raise ImportError("data frames need pandas: pip install 'deltaband[pandas]'") from error
     frames = {name: pd.DataFrame(columns, index=index) for name, columns in parts.items()}
     return pd.concat(frames, axis=1, names=[outer_level]) if outer_level else next(iter(frames.values()))

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from .calibration import AllOutputs, Calibration, rows_needed
+from .calibration import Calibration, rows_needed
 from .damping import Damping
-from .data.batches import count_classes
+from .data.labels import count_classes
 from .display import BLUE, SMALL_HEIGHT, SMALL_STYLE, VERMILLION, Markup, element, spectrum_picture
+from .fitting.classes import Classification
 from .fitting.fit import Fit
 from .fitting.spec import FitSpec
-from .fitting.tasks import Classification
+from .fitting.tasks import Regression
 
 Line = tuple[str, str]  # a label, indented where it belongs to the line above, and its text
 
+RELATIVE_ROUNDING = 1e-5  # widths that differ by no more are the same
 MAX_LISTED_OUTPUTS = 4  # with more outputs than this a line shows the smallest and the largest number
 
 
@@ -47,10 +49,12 @@ def summary_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibration |
     if isinstance(spec.task, Classification):
         accuracies = spec.task.accuracies(fits)
         return _classification_lines(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
-    return _regression_lines(spec, fits, calibration)
+    return _regression_lines(spec, spec.task, fits, calibration)
 
 
-def _regression_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibration | None) -> list[Line]:
+def _regression_lines(
+    spec: FitSpec, regression: Regression, fits: Sequence[Fit], calibration: Calibration | None
+) -> list[Line]:
     fit, m, quantiles = fits[0], sum(each.n_outputs for each in fits), spec.task.quantiles
     task = [] if m == 1 else [("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}")]
     if quantiles is not None:
@@ -61,14 +65,14 @@ def _regression_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibrati
     if fit.total_weight != fit.n_rows:
         task.append(("sum of weights", f"{fit.total_weight:.6g}"))
         unit = unit or " (of a row of weight 1)"
-    losses, freedom, noise = (
-        np.concatenate([getattr(each, name) for each in fits]) for name in ("losses", "degrees_of_freedom", "noise_std")
-    )
-    lines = _fit_lines(spec.model, fits, *task, ("training RMSE", _list(np.sqrt(losses / fit.n_rows)) + unit))
+    freedom, noise = np.concatenate([each.degrees_of_freedom for each in fits]), regression.noise_std(fits)
+    rmse = regression.root_squares(fits) / math.sqrt(fit.n_rows)
+    lines = _fit_lines(spec.model, fits, *task, ("training RMSE", _list(rmse) + unit))
     if fit.covariance.damping is None:
-        needs = "weight_decay, damping or a calibration" if quantiles is None else "a calibration"
+        why = spec.damping.unknown
+        needs = "weight_decay, damping or a calibration" if quantiles is None and not why else "a calibration"
         hint = "" if calibration else f": predict needs {needs}"
-        lines.append(("damping λ", f"not given{hint}"))
+        lines.append(("damping λ", (f"unknown ({why})" if why else "not given") + hint))
     else:
         per_row = m // len(fits)
         lines += [
@@ -124,33 +128,48 @@ def _damping_lines(fits: Sequence[Fit], rule: str, per_row: int, unit: str) -> l
 
 
 def _calibration_lines(calibration: Calibration, fit: Fit, known: str) -> list[Line]:
+    """Return first what the intervals are like, then how they came about."""
     conformal = calibration.conformal
-    n, outputs, joint = conformal.n_rows, conformal.outputs, isinstance(conformal, AllOutputs)
-    before = "none" if fit.covariance.damping is None else f"{fit.covariance.damping:.4g}"
+    n, outputs, joint = conformal.n_rows, conformal.outputs, calibration.is_joint
     lines = [("calibrated on", f"{calibration.n_rows:,} rows: levels up to {n / (n + 1):.5g}")]
     if joint:
         lines.append(("  outputs", f"all at once: {n:,} rows for the quantile, the others for the scales"))
+    lines += calibration.rule.lines
+    if not np.isnan(calibration.widths).any():
+        share = f"the model's own uncertainty makes up {_list(100 * calibration.own_share, '{:.0f} %')} of them"
+        lines.append(("  95 % widths", f"{_range(calibration.widths)}; {share} on average"))
+    if not joint and n >= rows_needed(0.95):
+        deviations = [math.hypot(*output.standardised) / math.sqrt(n) for output in outputs]
+        quantiles = [output.quantile(0.95) / s if s else 0.0 for output, s in zip(outputs, deviations, strict=True)]
+        shown = _list(np.array(quantiles), "{:.2f}")
+        lines.append(("  95 % quantile", f"{shown} standard deviations (Gaussian 1.96)"))
+    before, after = calibration.score_before, calibration.score_after
+    if not math.isnan(after):
+        scores = " → ".join(f"{score:.4g}" for score in (before, after) if not math.isnan(score))
+        worse = f": {100 * (after / before - 1):.1f} % worse than the formula" if after > before > 0 else ""
+        lines.append(("  interval score", f"{scores} (95 %, lower is better){worse}"))
+    if not math.isnan(calibration.drift_p_value):
+        lines.append(("  like training rows", f"p = {calibration.drift_p_value:.2g} (leverages, Kolmogorov–Smirnov)"))
+    chosen, of_fit = _list(np.array([output.damping for output in outputs])), fit.covariance.damping
+    used = f"chosen: {chosen}, also for variance, leverage and kind='mean'"
     b, gamma = (np.array([getattr(output, name) for output in outputs]) for name in ("b", "gamma"))
-    constant = " (constant width)" if known == "1" and not (b.any() or gamma.any()) else ""
     lines += [
-        ("  damping λ", f"{before} → {_list(np.array([output.damping for output in outputs]))}"),
-        ("  scale", f"√({known} + b·q), b = {_list(b)}{constant}"),
+        ("  damping λ", used if of_fit is None else f"{of_fit:.4g} → {chosen}"),
+        ("  scale", f"√({known} + b·q), b = {_list(b)}"),
     ]
     if not isinstance(calibration.noise, str):
         lines.append(("  noise", f"learnt: σ is proportional to v^γ, γ = {_list(gamma)}"))
     elif calibration.noise:
         lines.append(("  noise", f"the same everywhere: {calibration.noise}"))
-    if not joint and n >= rows_needed(0.95):
-        deviations = [math.hypot(*output.standardised) / math.sqrt(n) for output in outputs]
-        quantiles = [output.quantile(0.95) / s if s else 0.0 for output, s in zip(outputs, deviations, strict=True)]
-        shown = _list(np.array(quantiles), "{:.3f}")
-        lines.append(("  95 % quantile", f"{shown} standard deviations (Gaussian: 1.960)"))
-    scores = [f"{s:.4g}" for s in (calibration.score_before, calibration.score_after) if not math.isnan(s)]
-    if not math.isnan(calibration.score_after):
-        lines.append(("  interval score", f"{' → '.join(scores)} (95 %, lower is better)"))
-    if not math.isnan(calibration.drift_p_value):
-        lines.append(("  like training rows", f"p = {calibration.drift_p_value:.2g} (leverages, Kolmogorov–Smirnov)"))
     return lines
+
+
+def _range(widths: np.ndarray) -> str:  # (m, 2)
+    """Say between which numbers widths vary, for each output or, of many, for all."""
+    shown = widths if len(widths) <= MAX_LISTED_OUTPUTS else np.array([[widths[:, 0].min(), widths[:, 1].max()]])
+    if (shown[:, 1] <= shown[:, 0] * (1 + RELATIVE_ROUNDING)).all():
+        return f"are {_list(shown[:, 1])} for all rows"
+    return "vary from " + ", ".join(f"{low:.4g} to {high:.4g}" for low, high in shown)
 
 
 def _list(values: np.ndarray, form: str = "{:.4g}") -> str:

@@ -39,6 +39,13 @@ def check_non_negative(value: Any, name: str) -> None:
         raise ValueError(f"{name} must be a finite number ≥ 0, got {value!r}")
 
 
+def check_positive(value: Any, name: str, *, zero: bool = False) -> float:
+    """Return a finite number above 0, or with `zero` of at least 0, as a float."""
+    if not _is_number(value) or not (0 < float(value) < math.inf or (zero and value == 0)):
+        raise ValueError(f"{name} must be a finite number {'≥' if zero else '>'} 0, got {value!r}")
+    return float(value)
+
+
 def check_seconds(value: Any, name: str) -> float:
     if not _is_number(value) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a number of seconds ≥ 0, got {value!r}")

@@ -32,9 +32,11 @@ def make(folder: Path) -> tuple[dict[str, Path], Intervals, np.ndarray]:
     Y = np.stack([y, 2 * y, X[:, 0]], axis=1)
     several = PredictionIntervals(network(3), damping=1.0, engine=ImportantDirections(50))
     several.fit(X[train], Y[train], progress=False)
+    monitor = calibrated.monitor(0.9, window=50)
+    monitor.update(X[new], y[new] + np.linspace(0, 1, 160))
     made = {
         "plain": report.page(band, X[new], y[new], columns=columns, title=f"Held-out rows {HOSTILE}"),
-        "calibrated": report.page(calibrated, X[new], y[new], level=0.9),
+        "calibrated": report.page(calibrated, X[new], y[new], level=0.9, monitor=monitor),
         "outputs": report.page(several, X[new], Y[new], outputs=["load", "torque", HOSTILE]),
     }
     files = {name: folder / f"{name}.html" for name in made}

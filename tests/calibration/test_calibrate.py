@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from deltaband import DeltabandWarning, Exact, FrequentDirections, PredictionIntervals, RobustFrequentDirections
-from deltaband.calibration import drift_p_value, rows_needed
+from deltaband.calibration import ConformalScale, Scales, drift_p_value, rows_needed
 from deltaband.data.inputs import Inputs
 from deltaband.data.row_record import RowRecord, RowSample
 from deltaband.metrics import coverage
@@ -124,7 +124,7 @@ def test_new_measurements_at_the_same_inputs_are_not_training_rows():
 def test_rows_that_are_repeated_by_chance_are_no_training_rows():
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 3, (600, 2)).astype(float), rng.integers(0, 2, 600).astype(float)
-    model = mlp(2)
+    model = trained(torch.from_numpy(x), torch.from_numpy(y))
     band = PredictionIntervals(model).fit(x[:300], y[:300])
     band.calibrate(x[300:], y[300:])
     assert band._calibration.seen_share > 0.9
@@ -221,12 +221,57 @@ def test_a_list_of_sides_is_refused(band):
         band.predict(rows()[0], side=np.array(["upper", "lower"]))
 
 
-def test_what_needs_damping_says_so_after_a_calibration_too():
+# --- the λ that is chosen
+
+
+@pytest.mark.parametrize("engine", [Exact(), RobustFrequentDirections(20)], ids=repr)
+def test_without_damping_the_chosen_one_is_used_wherever_a_band_is_asked_about_rows(engine, tmp_path):
     X, y = regression(100)
-    band = PredictionIntervals(mlp()).fit(X, y).calibrate(*rows())
-    for ask in (band.variance, band.leverage, lambda x: band.predict(x, kind="mean")):
-        with pytest.raises(ValueError, match="only in the intervals of new observations"):
-            ask(X)
+    band = PredictionIntervals(trained(X, y, hidden=8), engine=engine).fit(X, y).calibrate(*rows())
+    damping = band.calibration_.conformal.outputs[0].damping
+    assert f"chosen: {damping:.4g}, also for variance, leverage and kind='mean'" in band.summary()
+    known = PredictionIntervals(band.model, damping=damping, engine=engine).fit(X, y)
+    band.save(tmp_path / "a.band")
+    for each in (band, PredictionIntervals.load(tmp_path / "a.band", band.model)):
+        torch.testing.assert_close(each.variance(X), known.variance(X), rtol=1e-5, atol=0)
+        torch.testing.assert_close(each.leverage(X), known.leverage(X), rtol=1e-5, atol=0)
+        for mine, theirs in zip(each.predict(X, kind="mean"), known.predict(X, kind="mean"), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-8)
+    assert band.damping_ is None
+    with pytest.raises(ValueError, match="only where a band is asked about rows"):
+        band.spectrum()
+
+
+@pytest.mark.parametrize("per_output", [False, True])
+def test_each_output_has_the_damping_that_was_chosen_for_it(per_output):
+    X, y = regression(300)
+    torch.manual_seed(1)
+    Y = torch.stack([y, 20 * X[:, 0] ** 3 + torch.randn(300, dtype=torch.float64)], dim=1)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    band = PredictionIntervals(model, per_output=per_output).fit(X[:100], Y[:100]).calibrate(X[100:], Y[100:])
+    dampings = [output.damping for output in band.calibration_.conformal.outputs]
+    assert dampings[0] != dampings[1]
+    for o, damping in enumerate(dampings):
+        known = PredictionIntervals(model, damping=damping, per_output=per_output).fit(X[:100], Y[:100])
+        torch.testing.assert_close(band.variance(X)[:, o], known.variance(X)[:, o], rtol=1e-6, atol=0)
+        torch.testing.assert_close(band.leverage(X)[:, o], known.leverage(X)[:, o], rtol=1e-6, atol=0)
+        mine, theirs = (each.predict(X, kind="mean").width[:, o] for each in (band, known))
+        # outputs that share one JᵀJ share p* as they do under a typical λ
+        torch.testing.assert_close(mine, theirs, rtol=1e-6 if per_output else 0.1, atol=0)
+
+
+def test_where_the_constant_width_is_best_the_damping_is_that_of_the_best_other_scale():
+    rng = np.random.default_rng(0)
+    q, residuals = rng.uniform(0.1, 10, (400, 1)) * np.array([[1.0, 2.0, 3.0]]), rng.standard_normal(400)
+    scales = Scales(np.array([1.0, 2.0, 3.0]), np.array([0, 1, 2, 0]), np.array([5.0, 0.01, 5.0, 0.0]), np.zeros(4))
+    found = ConformalScale.fit(residuals, q, scales)
+    assert (found.b, found.damping) == (0.0, 2.0)
+    assert found.own_share(q) == 0.0
+    alone = ConformalScale.fit(residuals, q[:, :1], Scales.single(7.0, b=0.0))
+    assert alone.damping == 7.0
+
+
+# --- what is said
 
 
 def test_summary_leaves_out_what_is_not_known():

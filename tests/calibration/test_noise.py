@@ -432,3 +432,44 @@ def test_noise_that_would_not_be_used_is_refused(band):
 def test_the_constructor_takes_auto_or_none(noise):
     with pytest.raises(ValueError, match="noise must be 'auto' or 'none'"):
         PredictionIntervals(nn.Linear(2, 1), damping=1.0, noise=noise)
+
+
+# --- rows with weights
+
+
+def unequal(n, seed):
+    """Rows whose noise is as large as their weights say, and these are a function of a feature."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (n, 3))
+    weight = np.where(X[:, 1] > 0, 0.04, 1.0)
+    return X, np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(n) / np.sqrt(weight), weight
+
+
+@pytest.mark.parametrize("own_variance", [False, True])
+def test_learnt_noise_is_that_of_rows_of_weight_1_where_the_calibration_is_weighted(trained, own_variance):
+    model, options = trained.model, {}
+    if own_variance:  # a network that says the same variance everywhere
+
+        class WithVariance(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.mean = trained.model
+
+            def forward(self, x):
+                return self.mean(x), torch.full((len(x), 1), 0.01, dtype=x.dtype)
+
+        model, options = WithVariance(), {"variance": "variance"}
+    X, y, weight = unequal(1500, 1)
+    with torch.no_grad():
+        y = y - np.sin(2 * X[:, 0]) + trained.model(torch.from_numpy(X))[:, 0].numpy()
+    band = PredictionIntervals(model, damping=DAMPING, **options).fit(X, y, sample_weight=weight, progress=False)
+    new, targets, w = unequal(600, 2)
+    noisy_rows, columns = new[:, 1] > 0.1, np.column_stack([new, trained.model(torch.from_numpy(new)).detach().numpy()])
+
+    def ratio(**weights):
+        (v,) = band.calibrate(new, targets, **weights).calibration_.noise
+        found = np.exp(v.log(NO_INPUTS, columns))
+        return found[noisy_rows].mean() / found[new[:, 1] < -0.1].mean()
+
+    assert ratio(sample_weight=w) == pytest.approx(1.0, abs=0.25)
+    assert ratio() > 3.5  # the noise of rows as they come is five times as large there

@@ -1,6 +1,7 @@
 """The command line, from a trained network to intervals, as a user runs it."""
 
 import json
+import math
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ import torch
 
 from deltaband import PredictionIntervals, metrics
 from deltaband.cli import main
-from tests.support.commands import FIT, make_folder, run, start
+from tests.support.commands import FIT, commands_in, make_folder, run, start, told
 
 USE = ["--model", "network:make"]
 
@@ -30,21 +31,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def here(folder, monkeypatch):
-    """The folder, for commands run in this process; what they leave in it goes again."""
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    before = set(folder.iterdir())
-    yield folder
-    for path in set(folder.iterdir()) - before:
-        if path.is_file():
-            path.unlink()
-    sys.modules.pop("network", None)
-
-
-def told(capsys, *arguments):
-    """What a command that succeeds prints, as JSON."""
-    assert main([*map(str, arguments), "--json"]) == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
+    with commands_in(folder, monkeypatch, "network"):
+        yield folder
 
 
 def model(folder):
@@ -62,7 +50,8 @@ def by_hand(folder, **options):
 
 def close(found, expected):
     names = [found.pop("target"), expected.pop("target")]
-    return names[0] == names[1] and found == pytest.approx(expected, rel=1e-4)
+    found, expected = ({key: math.nan if v is None else v for key, v in each.items()} for each in (found, expected))
+    return names[0] == names[1] and found == pytest.approx(expected, rel=1e-4, nan_ok=True)
 
 
 # --- each command, as it is installed
@@ -105,10 +94,13 @@ def test_evaluate_tells_the_metrics_of_the_library(folder):
         "target": "y",
         "level": 0.95,
         "coverage": metrics.coverage(y, intervals),
+        "worst_slab_coverage": None,  # of 80 rows
         "mean_width": intervals.width.mean(),
         "interval_score": metrics.interval_score(y, intervals),
+        "pinball_loss": metrics.pinball_loss(y, intervals),
         "width_error_correlation": metrics.width_error_correlation(y, intervals),
         "rmse": np.sqrt(np.mean((y - intervals.mean) ** 2)),
+        "crps": metrics.crps(y, intervals),
     }
     assert close(found, expected)
     code, out, err = run("evaluate", "y.band", *USE, "--data", "test.csv", folder=folder)
@@ -321,6 +313,7 @@ def test_arrays_of_npz_are_columns_and_their_name_stands_for_all_of_them(here, c
 def test_several_targets_have_their_names_behind_and_their_own_units(here, capsys):
     scale = ["--target-mean", 0, "--target-mean", -3, "--target-std", 1, "--target-std", 6]
     arguments = ["fit", "network:two", "--train", "train.csv", "--features", "a,b", "--target", "y", "--target", "z"]
+    arguments.append("--own-weights")
     found = told(capsys, *arguments, *scale, "--damping", 1, "--out", "two.band")
     assert found["targets"] == ["y", "z"]
     use = ["two.band", "--model", "network:two", "--data", "test.csv"]

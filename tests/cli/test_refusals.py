@@ -6,6 +6,7 @@ Every case is a real command; they are run two at a time, since starting one tak
 import json
 import os
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -106,7 +107,7 @@ CASES = {  # name: command, exit code, what the line says
     "an output of an unknown kind": (
         ["predict", "y.band", "--model", "network:make", "--data", "test.csv", "--out", "new.xlsx"],
         2,
-        "--out new.xlsx: the name must end in .csv or .parquet or .npz",
+        "--out new.xlsx: the name must end in .csv or .csv.gz or .parquet or .npz",
     ),
     "columns that are there already": (
         [*PREDICT, "predicted.csv"],
@@ -124,7 +125,7 @@ CASES = {  # name: command, exit code, what the line says
         2,
         "--level must be between 0 and 1 (0.95 for 95 %), got 95",
     ),
-    "weight decay and damping": (fit(*WD, "--damping", "1"), 2, "give weight_decay or damping, not both"),
+    "weight decay and damping": (fit(*WD, "--damping", "1"), 2, "give --weight-decay or --damping, not both"),
     "neither, without calibration": (
         fit("--out", "new.band"),
         2,
@@ -133,7 +134,7 @@ CASES = {  # name: command, exit code, what the line says
     "noise of another name": (
         fit("--damping", "1", "--noise", "loud", "--out", "new.band"),
         2,
-        "noise must be 'auto' or 'none', got 'loud'",
+        "--noise must be 'auto' or 'none', got 'loud'",
     ),
     "a missing option": (["fit", "network:make"], 2, "Missing option '--train'; see deltaband fit --help"),
     "what is no band": (
@@ -234,13 +235,38 @@ def test_networks_that_are_none_are_refused(refused):
     assert refused(
         1,
         "returns 2 numbers per row, but the number of targets is 1: y",
-        *[e for e in fit(*WD, network_make="network:two") if e not in ("--weights", "w.pt")],
+        *[e for e in fit(*WD, "--own-weights", network_make="network:two") if e not in ("--weights", "w.pt")],
     )
     assert refused(
         1,
         r"failed on 4 features \(a, b, z, note\)|column 'note' holds text",
         *[e for e in fit(*WD) if e not in ("--features", "a,b")],
     )
+
+
+def test_a_network_that_nobody_has_trained_is_refused(refused, folder, capsys):
+    (folder / "untrained.py").write_text(
+        "import torch\nfrom torch import nn\n\ndef make():\n    torch.manual_seed(0)\n    return nn.Linear(2, 1)\n\n"
+        "made = make()\n\ndef trained():\n    net = make()\n"
+        "    net.load_state_dict({'weight': torch.tensor([[1.0, 1.0]]), 'bias': torch.zeros(1)})\n    return net\n"
+    )
+    bare = [each for each in fit(*WD) if each not in ("--weights", "w.pt")]
+    for factory in ("make", "made"):
+        command = [f"untrained:{factory}" if each == "network:make" else each for each in bare]
+        told = refused(1, "are the random numbers that it was initialised with", *command)
+        assert f"of untrained:{factory}" in told
+        assert (
+            "(weight, bias): give --weights FILE, or let the factory load them; if they are right, give --own" in told
+        )
+        sys.modules.pop("untrained")
+    command = ["untrained:trained" if each == "network:make" else each for each in bare]
+    own = [*[each if each != "untrained:trained" else "untrained:make" for each in command], "--own-weights"]
+    for words, said in ((command, "^$"), (own, "the network predicts its training rows worse than their mean would")):
+        assert main([str(each) for each in words]) == 0
+        (folder / "new.band").unlink()
+        assert re.search(said, capsys.readouterr().err)
+    plan = ["plan", "untrained:make", "--train", "train.csv", "--features", "a,b", "--target", "y"]
+    assert main(plan) == 0  # sizes do not depend on weights
 
 
 def test_modules_that_do_not_import_are_refused(refused, folder):
@@ -268,9 +294,9 @@ def test_weights_that_are_none_are_refused(refused, folder):
 
 
 def test_options_that_make_no_sense_are_refused(refused):
-    assert refused(2, "loss must be one of 'mean', 'half_mean', 'sum'", *fit(*WD, "--loss", "huber"))
-    assert refused(2, "batch_size goes with loss='sum'", *fit(*WD, "--batch-size", 10))
-    assert refused(2, "weight_decay must be a finite number", *fit("--weight-decay", "nan", "--out", "new.band"))
+    assert refused(2, "--loss must be one of 'mean', 'half_mean', 'sum'", *fit(*WD, "--loss", "huber"))
+    assert refused(2, "--batch-size goes with --loss sum", *fit(*WD, "--batch-size", 10))
+    assert refused(2, "--weight-decay must be a finite number", *fit("--weight-decay", "nan", "--out", "new.band"))
     assert refused(2, "is not a key=value of exact, which has no settings", *fit(*WD, "--engine", "exact:rank=3"))
     assert refused(
         2,
@@ -285,10 +311,10 @@ def test_options_that_make_no_sense_are_refused(refused):
     assert refused(2, "give --target-mean and --target-std together", *fit(*WD, "--target-mean", "3"))
     assert refused(
         2,
-        "target_transform=.mean, std. needs finite numbers and std > 0",
+        "--target-mean and --target-std: finite numbers are expected, and --target-std above 0",
         *fit(*WD, "--target-mean", 3, "--target-std", 0),
     )
-    assert refused(2, "cannot be both a feature and a target", *fit(*WD, a_b="a,y"))
+    assert refused(2, "column 'y' cannot be both a feature and for --target", *fit(*WD, a_b="a,y"))
     assert refused(1, "column 'a' is named more than once", *fit(*WD, a_b="a,a"))
     assert refused(2, "some of 0.5, 0.5 are the same", *PREDICT, "test.csv", "--level", 0.5, "--level", 0.5)
     assert refused(2, "No such command 'fitt'", "fitt")
@@ -309,6 +335,8 @@ def test_a_classifiers_band_is_refused(refused, folder):
 
     data = pd.read_csv(folder / "train.csv")
     model = torch.nn.Linear(2, 3)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
     labels = (data.y > 0).to_numpy().astype(int) + (data.y > 1).to_numpy()
     band = ClassificationIntervals(model, damping=1.0).fit(data[["a", "b"]].to_numpy(), labels, progress=False)
     band.save(folder / "classes.band")
@@ -349,7 +377,10 @@ def test_what_the_users_code_prints_does_not_get_into_the_results(folder, monkey
         "    return Talking(2, 1)\n"
     )
     arguments = ["--features", "a,b", "--target", "y", "--train", "train.csv", "--json"]
-    for command in (["plan", "talking:make"], ["fit", "talking:make", "--damping", "1", "--out", "talking.band"]):
+    for command in (
+        ["plan", "talking:make"],
+        ["fit", "talking:make", "--own-weights", "--damping", "1", "--out", "talking.band"],
+    ):
         assert main([*command, *arguments]) == 0
         out, err = capsys.readouterr()
         json.loads(out)

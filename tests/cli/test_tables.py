@@ -1,5 +1,6 @@
 """Tables in files: what is read is what was written, some rows at a time, and bad cells are named."""
 
+import gzip
 import io
 import tempfile
 import zipfile
@@ -12,34 +13,31 @@ import pytest
 import torch
 
 from deltaband import Exact, ImportantDirections, Nystrom, RandomProjection
-from deltaband.cli import tables
-from deltaband.cli.options import engine, nbytes
+from deltaband.cli import rows, tables
+from deltaband.cli.options import as_typed, engine, nbytes
 from deltaband.cli.output import Refusal
-from deltaband.cli.tables import (
-    StoredRows,
-    group_values,
-    open_table,
-    store_rows,
-    to_numbers,
-)
+from deltaband.cli.rows import Columns, store
+from deltaband.cli.tables import group_values, open_table, to_numbers
 from deltaband.engines import registered_engines
 
-FRAME = pd.DataFrame({"a": np.arange(25) / 7, "file": np.arange(25), "text": [f'"{i}", and\nmore' for i in range(25)]})
+NUMBERS = np.arange(25)
+TEXTS = [f'"{i}", and\nmore' for i in range(25)]
+FRAME = pd.DataFrame({"a": NUMBERS / 7, "file": NUMBERS, "w": NUMBERS / 2, "text": TEXTS})
 
 
-@pytest.fixture(params=[".csv", ".parquet", ".npz"])
+@pytest.fixture(params=[".csv", ".csv.gz", ".parquet", ".npz"])
 def path(request, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CSV_BLOCK_BYTES", 200)  # so that there are several
     monkeypatch.setattr(tables, "BATCH_ROWS", 10)
     path = tmp_path / f"table{request.param}"
-    tables.WRITERS[path.suffix](path, pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7))
+    tables.WRITERS[request.param](path, pa.Table.from_pandas(FRAME).to_batches(max_chunksize=7))
     return path
 
 
 def test_a_table_is_read_as_it_was_written(path):
     table = open_table(path)
     assert table.names == list(FRAME)
-    assert table.n_rows in (25, None if path.suffix == ".csv" else 25)
+    assert table.n_rows == (None if ".csv" in path.suffixes else 25)
     for _ in range(2):  # again from the first row
         batches = list(table.batches())
         assert len(batches) > 1
@@ -57,14 +55,15 @@ def test_a_table_is_read_as_it_was_written(path):
 
 @pytest.mark.parametrize("bytes_in_memory", [2**20, 100], ids=["memory", "file"])
 def test_stored_rows_can_be_iterated_again_and_in_parts(path, bytes_in_memory, monkeypatch):
-    batches = open_table(path).numbers(["a", "file"], torch.float32, "reading")
-    monkeypatch.setattr(tables, "BATCH_ROWS", 4)
+    columns = Columns(["a"], ["file"], weight="w", clusters="text")
+    batches = columns.read(open_table(path), torch.float32)
+    monkeypatch.setattr(rows, "BATCH_ROWS", 4)
     with tempfile.SpooledTemporaryFile(bytes_in_memory) as file:
-        assert store_rows(file, batches) == 25
-        check_stored(StoredRows(file, 1, 1, torch.float32, np.ones(25, dtype=bool)))
+        check_stored(store(file, columns, batches, torch.float32))
 
 
 def check_stored(rows):
+    assert rows.n_rows == 25
     selected = np.random.default_rng(5).random(25) < 0.3
     held_out, others = (replace(rows, selected=part) for part in (selected, ~selected))
     assert (held_out.n_rows, others.n_rows) == (selected.sum(), 25 - selected.sum())
@@ -76,8 +75,11 @@ def check_stored(rows):
         np.testing.assert_array_equal(x[:, 0], FRAME.a.to_numpy(np.float32))
     for pair, other in zip(rows, rows, strict=True):  # two iterations at once
         np.testing.assert_array_equal(pair[1], other[1])
-    scaled = replace(rows, scale=(np.array([3.0]), np.array([2.0])))
-    np.testing.assert_array_equal(np.concatenate([y for _, y in scaled])[:, 0], (np.arange(25) - 3) / 2)
+    extras = [each for _, _, each in replace(held_out, extras=["sample_weight", "clusters"])]
+    np.testing.assert_array_equal(np.concatenate([each["sample_weight"] for each in extras]), FRAME.w[selected])
+    clusters = np.concatenate([each["clusters"] for each in extras])
+    assert len(set(clusters)) == selected.sum()  # each text is one of its own
+    assert clusters.dtype == np.int64
 
 
 def test_rows_that_cannot_be_stored_are_refused():
@@ -86,7 +88,7 @@ def test_rows_that_cannot_be_stored_are_refused():
             raise OSError(28, "No space left on device")
 
     with pytest.raises(Refusal, match=r"could not be stored in .* \(see TMPDIR\): .*No space left"):
-        store_rows(Full(), [np.zeros((2, 2))])
+        store(Full(), Columns(["a"], ["b"]), [np.zeros((2, 2))], torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -160,19 +162,106 @@ def test_numbers_of_every_kind_are_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.txt", b"a", "the suffix must be one of .csv, .parquet, .npz"),
+        ("t.txt", b"a", "the suffix must be one of .csv, .csv.gz, .parquet, .npz"),
         ("t.csv", b"\n\n", "is empty"),
         ("t.csv", b"a,b,a\n1,2,3\n", "more than one column 'a'"),
         ("t.csv", b"a,b\n1,2\n1,2,3\n", "Expected 2 columns, got 3"),
         ("t.csv", b"a,b\n1,\xff\n", "is not in UTF-8 .byte 6.: save it as UTF-8"),
         ("t.parquet", b"a,b\n", "could not be read"),
         ("t.npz", b"a,b\n", "could not be read"),
+        ("t.csv.gz", b"a,b\n", "could not be read: Not a gzipped file"),
+        ("t.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 9999, mtime=0)[:60], "could not be read"),
+        ("t.csv.gz", gzip.compress(b"a,b\n1,\xff\n", mtime=0), "UTF-8|utf-8|UTF8"),
+        ("t.csv", b"a;b\n1;2\n", "columns seem to be separated by ';'; commas are expected"),
+        ("t.csv", b'"a\n",b,"a\n"\n1,2,3\n', "more than one column"),
     ],
 )
 def test_files_that_are_no_tables_are_refused(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(Refusal, match=message):
         list(open_table(tmp_path / name).batches())
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("\ufeffa,b\n1,2\n", ["a", "b"]),  # as spreadsheets save it
+        ('\ufeff"a","b"\r\n"1","2"\r\n', ["a", "b"]),
+        ('"a, or ""so""","b\nb"\n1,2\n', ['a, or "so"', "b\nb"]),
+        ("\n\na,b\n1,2", ["a", "b"]),
+        (" a,b \n1, 2\n", [" a", "b "]),
+    ],
+    ids=["bom", "bom and quotes", "quotes", "empty lines", "spaces"],
+)
+def test_headers_are_read_as_spreadsheets_write_them(name, text, columns, tmp_path):
+    content = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    table = open_table(tmp_path / name)
+    assert table.names == columns
+    ((_, batch),) = table.batches()
+    np.testing.assert_array_equal(to_numbers(batch, columns, tmp_path), [[1, 2]])
+
+
+def test_a_wide_table_is_read_and_its_names_are_not_all_told(tmp_path):
+    names = [f"x{i}" for i in range(5000)]
+    (tmp_path / "wide.csv").write_text(",".join(names) + "\n" + (",".join(["1"] * 5000) + "\n") * 3)
+    table = open_table(tmp_path / "wide.csv")
+    assert Columns.of(table, ["x7"], None).features == names[:7] + names[8:]
+    with pytest.raises(Refusal, match=r"no column 'y'; it has x0, x1, .* and 4988 more") as error:
+        table.select(["y"])
+    assert len(str(error.value)) < 200
+
+
+def test_columns_are_features_unless_an_option_names_them(tmp_path):
+    (tmp_path / "t.csv").write_text("id,a,b,w,g,y\n1,2,3,4,north,6\n")
+    table = open_table(tmp_path / "t.csv")
+    assert Columns.of(table, ["y"], None, ["id"], "w", "g") == Columns(["a", "b"], ["y"], "w", "g")
+    assert Columns.of(table, ["y"], ["b,a,id"], ["id"]).features == ["b", "a"]
+    for arguments, message in (
+        ((["y"], None, ["ID"]), "has no column 'ID' .did you mean 'id'"),
+        ((["y"], None, ["y"]), "column 'y' cannot be for --target and --exclude at once"),
+        ((["y"], None, [], "y"), "cannot be for --target and --sample-weight at once"),
+        ((["y"], ["a,w"], [], "w"), "column 'w' cannot be both a feature and for --sample-weight"),
+        ((["y"], ["a"], ["a"]), "no columns for features"),
+    ):
+        with pytest.raises(Refusal, match=message):
+            Columns.of(table, *arguments)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet", "named.parquet"])
+def test_the_index_of_a_data_frame_is_no_feature_unless_it_is_named(name, tmp_path, capsys):
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [5.0, 6.0]}, index=[7, 9])
+    if name == "named.parquet":
+        frame.index.name = "id"
+    frame.to_parquet(tmp_path / name) if name.endswith("t") else frame.to_csv(tmp_path / name)
+    table = open_table(tmp_path / name)
+    (index,) = table.index
+    assert Columns.of(table, ["y"], None).features == ["a", "b"]
+    assert f"column {index!r} is the index of a data frame, and not a feature" in capsys.readouterr().err
+    assert Columns.of(table, ["y"], [index, "b"]).features == [index, "b"]
+    assert Columns.of(table, [index], None, ["y"]) == Columns(["a", "b"], [index])
+    assert capsys.readouterr().err == ""
+    columns = Columns.of(table, ["y"], [index, "a"])
+    np.testing.assert_array_equal(next(columns.read(table, torch.float32)), [[7, 1, 5], [9, 2, 6]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("1,2,3,-4,north", "column 'w' holds a negative weight in row 2"),
+        ("1,2,3,4,", "column 'g' holds no label in row 2; give each row one"),
+        (
+            "1,x,3,4,north",
+            r"column 'b' holds text \('x'\) in row 2; numbers are expected; --exclude leaves columns out",
+        ),
+    ],
+)
+def test_weights_and_labels_are_checked(rows, message, tmp_path):
+    (tmp_path / "t.csv").write_text(f"a,b,y,w,g\n1,2,3,4,south\n{rows}\n")
+    table = open_table(tmp_path / "t.csv")
+    with pytest.raises(Refusal, match=message):
+        list(Columns.of(table, ["y"], None, [], "w", "g").read(table, torch.float32))
 
 
 def test_arrays_that_are_no_columns_are_refused(tmp_path):
@@ -223,3 +312,26 @@ def test_engines_are_written_as_their_constructors_say():
     assert repr(engine("random-projection:dim=64")) == repr(RandomProjection(64))
     assert all(isinstance(engine(name), made) for name, made in registered_engines().items())
     assert (nbytes("2GB"), nbytes("1.5 MiB"), nbytes("1e6")) == (2e9, 1.5 * 2**20, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("message", "typed"),
+    [
+        ("give the optimiser's weight_decay=, or damping=", "give the optimiser's --weight-decay, or --damping"),
+        ("robust='HC1' needs λ", "--robust HC1 needs λ"),
+        ("say which form it returns: variance=", "say which form it returns: --variance"),
+        ("input_transform=scale failed", "--standardise or --scaling scale failed"),
+        ("raise the damping, or look at variance(x); the loss was 3", None),  # words, not arguments
+        ("'variance', 'log_variance' or 'std', loss 'weighted_mean', noise_std", None),
+    ],
+)
+def test_messages_of_the_library_name_options_as_they_are_typed(message, typed):
+    assert as_typed(message) == (typed or message)
+
+
+def test_messages_about_options_alone_name_them_without_an_equals_sign_too():
+    assert (
+        as_typed("give weight_decay or damping, not both", words=True) == "give --weight-decay or --damping, not both"
+    )
+    assert as_typed("noise must be 'auto' or 'none'", words=True) == "--noise must be 'auto' or 'none'"
+    assert as_typed("batch_size goes with loss='sum'", words=True) == "--batch-size goes with --loss sum"

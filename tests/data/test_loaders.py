@@ -246,3 +246,30 @@ def test_a_loader_may_use_its_memory_again(engine, hidden, tmp_path):
     for got, wanted in zip(band.predict(ASKED), expected.predict(ASKED), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-7)
     np.testing.assert_allclose(band.noise_std_, expected.noise_std_, rtol=1e-12)
+
+
+@pytest.mark.parametrize("hidden", [5, 60])
+@pytest.mark.parametrize("engine", [Exact(), Nystrom(30), RandomProjection(20)], ids=str)
+def test_arrays_may_be_overwritten_after_the_call(engine, hidden, tmp_path):
+    w = 0.5 + torch.arange(len(X), dtype=torch.float64) % 3
+    answers = []
+    for overwritten in (False, True):
+        band = PredictionIntervals(mlp(hidden=hidden), damping=0.5, engine=engine)
+        for call, rows, weights in (
+            (band.fit, (X, Y), w),
+            (band.partial_fit, HELD_OUT, w[:60]),
+            (band.calibrate, HELD_OUT, w[:60]),
+        ):
+            given = [each.clone() for each in (*rows, weights)]
+            call(*given[:2], sample_weight=given[2])
+            for each in given if overwritten else ():
+                each.fill_(1e3)
+        band.save(tmp_path / "x.band", sample=True)
+        read = PredictionIntervals.load(tmp_path / "x.band", band.model)
+        answers.append(
+            np.concatenate([each.numpy().ravel() for one in (band, read) for each in one.predict(ASKED)[:3]])
+        )
+        weights_kept = [piece.extras["weight"].numpy() for fit in band.fits_ for piece in fit.sample.pieces]
+        answers.append(np.concatenate(weights_kept).ravel())
+    np.testing.assert_array_equal(answers[0], answers[2])
+    np.testing.assert_array_equal(answers[1], answers[3])

@@ -1,6 +1,7 @@
 """Which engine, in how much memory: plans, refusals, and rows that are computed again."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,16 +100,18 @@ def test_a_projection_where_exact_does_not_fit_as_large_as_the_memory_allows(mon
     monkeypatch.setattr(plans, "_flops_per_second", lambda: 5e10)
     engine = chosen(BOTH, memory=1e8)
     assert isinstance(engine, RandomProjection)
-    assert engine.cost(BOTH).nbytes <= 0.5e8 < RandomProjection(engine.dim + 1).cost(BOTH).nbytes
+    assert plans.Option(engine, BOTH).nbytes <= 0.5e8 < plans.Option(RandomProjection(engine.dim + 1), BOTH).nbytes
     assert chosen(BOTH, memory=1e10).dim == plans.LARGEST_AUTO_SIZE
 
 
 def test_landmarks_where_a_projection_would_take_much_longer(monkeypatch):
     monkeypatch.setattr(plans, "_flops_per_second", lambda: 5e10)
     huge = replace(BOTH, n_parameters=50_000_000)
-    engine = chosen(huge, memory=1e8)
+    assert isinstance(chosen(huge, memory=9e8), RandomProjection)  # from factors
+    huge = replace(huge, factor_bytes=20_000, positions=2_000)
+    engine = chosen(huge, memory=9e8)
     assert isinstance(engine, Nystrom)
-    assert engine.cost(huge).nbytes <= 0.5e8 < Nystrom(engine.landmarks + 1).cost(huge).nbytes
+    assert plans.Option(engine, huge).nbytes <= 4.5e8 < plans.Option(Nystrom(engine.landmarks + 1), huge).nbytes
 
 
 def test_a_projection_where_the_data_can_be_read_only_once():
@@ -144,14 +147,68 @@ def test_half_of_what_is_free_is_for_us_to_choose_and_all_of_it_for_the_user(mon
     assert isinstance(plan_fit(LONG, Exact()).chosen.engine, Exact)
 
 
-def test_a_containers_limit_counts(tmp_path):
-    for name, text in (("max", "1000\n"), ("current", "700\n"), ("stat", "anon 5\ninactive_file 200\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert exact._left_in_container(tmp_path) == 500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert exact._left_in_container(tmp_path) == float("inf")
-    assert exact._left_in_container(tmp_path / "missing") == float("inf")
+V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
+NEWER = {"limit": "memory.max", "used": "memory.current", "cache": "inactive_file"}
+OLDER = {"limit": "memory.limit_in_bytes", "used": "memory.usage_in_bytes", "cache": "total_inactive_file"}
+
+
+def machine(root, own, *groups):
+    """A system with 1 GB available, the groups of a process, and (folder, names, limit, used, cache) of each."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text("MemTotal: 4000000 kB\nMemAvailable: 1000000 kB\n")
+    (root / "proc/self/cgroup").write_text(own)
+    for folder, names, limit, used, cache in groups:
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / names["limit"]).write_text(f"{limit}\n")
+        (root / folder / names["used"]).write_text(f"{used}\n")
+        (root / folder / "memory.stat").write_text(f"anon 5\n{names['cache']} {cache}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("own", "groups", "free"),
+    [
+        ("0::/\n", [], 1.024e9),
+        ("0::/\n", [(V2, NEWER, 1000, 700, 200)], 500),
+        ("0::/\n", [(V2, NEWER, "max", 700, 200)], 1.024e9),
+        ("0::/\n", [(V2, NEWER, 1000, 1300, 0)], 0),
+        ("0::/a/b\n", [(f"{V2}/a/b", NEWER, 3000, 700, 0), (f"{V2}/a", NEWER, 2000, 1900, 0)], 100),
+        ("0::/a/b\n", [(f"{V2}/a/b", NEWER, 3000, 700, 0), (f"{V2}/a", NEWER, "max", 1900, 0)], 2300),
+        ("0::/docker/x\n", [(V2, NEWER, 1000, 700, 0)], 300),  # whose group is the root that it sees
+        ("5:cpu,memory:/a\n1:name=systemd:/\n", [(f"{V1}/a", OLDER, 1000, 600, 50)], 450),
+        ("5:memory:/docker/x\n0::/\n", [(V1, OLDER, 1000, 600, 50)], 450),
+        ("5:memory:/\n0::/\n", [(V1, OLDER, 9223372036854771712, 600, 50)], 1.024e9),
+        ("5:memory:/\n0::/a\n", [(f"{V2}/unified/a", NEWER, 1000, 600, 0)], 400),
+        ("5:cpu:/a\n", [(f"{V1}/a", OLDER, 1000, 600, 50)], 1.024e9),  # a group that it is not in
+    ],
+)
+def test_the_limits_of_containers_count(tmp_path, own, groups, free):
+    assert exact.free_memory(machine(tmp_path, own, *groups)) == free
+
+
+def test_a_limit_of_a_process_counts_in_its_plan():
+    resource = pytest.importorskip("resource")
+    if not Path("/proc/self/status").exists():
+        pytest.skip("the system does not say how much a process takes")
+    X, y = regression(60)
+    band = PredictionIntervals(mlp(), damping=1.0, engine=Exact())
+    before, (soft, hard) = band.plan(X, y).memory, resource.getrlimit(resource.RLIMIT_AS)
+    taken = 1024 * exact._entry(Path("/proc/self/status"), "VmSize:")
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (int(taken) + 2**28, hard))
+        within = band.plan(X, y).memory
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert 0 < within <= 2**28 < before
+
+
+def test_free_memory_is_that_of_this_machine():
     assert 0 < exact.free_memory() < 1e15
+
+
+def test_a_plan_counts_what_certifying_a_batch_takes():
+    certificate = 2 * WIDE.n_parameters * WIDE.itemsize
+    assert plan_fit(WIDE, Exact(), 1e9).chosen.nbytes == Exact().cost(WIDE).nbytes + certificate
 
 
 def test_the_table_marks_the_choice_and_what_is_too_large():
@@ -367,3 +424,14 @@ def test_rows_computed_again_need_no_order_of_the_loader(again):
     band = again(model, X, y, damping=30.0).fit(loader)
     kept = PredictionIntervals(model, damping=30.0).fit(X, y)
     np.testing.assert_allclose(band.variance(X), kept.variance(X), rtol=1e-8)
+
+
+def test_rows_computed_again_have_the_inputs_and_weights_of_the_fit(again):
+    model, (X, y) = convolutional(), images()
+    w = 0.5 + torch.arange(len(X), dtype=torch.float64) % 3
+    given = [each.clone() for each in (X, y, w)]
+    band = again(model, X, y, damping=0.7).fit(*given[:2], sample_weight=given[2])
+    for each in given:
+        each.fill_(1e3)
+    kept = PredictionIntervals(model, damping=0.7).fit(X, y, sample_weight=w)
+    np.testing.assert_allclose(band.variance(X), kept.variance(X), rtol=1e-10)

@@ -1,4 +1,5 @@
 import math
+import resource
 import tracemalloc
 
 import numpy as np
@@ -11,10 +12,13 @@ from torch import nn
 
 import tests.reference as reference
 from deltaband import DeltabandWarning, Exact, PredictionIntervals
-from deltaband.engines import Known, Problem, projection
-from deltaband.engines.projection import Projection, RandomProjection
+from deltaband.engines import Known, Problem
+from deltaband.engines import projection as engine_module
+from deltaband.engines.projection import RandomProjection
 from deltaband.network.gradient_batch import GradientBatch, StoredBlock
+from deltaband.network.layers import projection
 from deltaband.network.layers.factors import DenseRows, EmbeddingRows, OuterProducts
+from deltaband.network.layers.projection import Projection, Weight
 from deltaband.network.network import Network
 from tests.support.networks import batch, mlp, probed, regression
 
@@ -26,6 +30,10 @@ def sketch(engine, J, chunk=1000, dtype=torch.float64, n_rows=None):
     for i in range(0, len(J), chunk):
         engine.update(batch(J[i : i + chunk], dtype))
     return engine
+
+
+def projected(S, g):
+    return g.projected(S).rows().numpy()
 
 
 def exact(J, damping):
@@ -108,7 +116,7 @@ def test_on_average_over_seeds_next_to_nothing_of_the_bias_of_a_projection_is_le
     plain, corrected, missed = [], [], []
     for seed in range(12):
         S = Projection(dim, p, seed)
-        plain.append(answers(exact(S(batch(J)).rows().numpy(), damping), S))
+        plain.append(answers(exact(projected(S, batch(J)), damping), lambda g, S=S: g.projected(S)))
         covariance = sketch(RandomProjection(dim, seed=seed), J, n_rows=n).finalise(damping)
         corrected.append(answers(covariance))
         missed.append(covariance.missed_parameters)
@@ -119,6 +127,39 @@ def test_on_average_over_seeds_next_to_nothing_of_the_bias_of_a_projection_is_le
     assert after[1:].mean() < before[1:].mean() / 6
     errors = np.abs(np.array(corrected)[:, 0] - truth[0])
     assert np.sqrt(np.mean(errors**2)) < np.mean(missed) < max(1.0, 0.1 * truth[0])
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize(("n", "dim", "damping"), [(150, 128, 10.0), (150, 128, 0.3), (400, 300, 1.0)])
+def test_of_a_network_about_a_hundredth_is_left(activation, n, dim, damping):
+    torch.manual_seed(0)
+    hidden = [nn.Linear(10, 40), activation(), nn.Linear(40, 40), activation()]
+    model = nn.Sequential(*hidden, nn.Linear(40, 1)).double()
+    X = torch.randn(n + 40, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    g = probed(Network(model), X).gradients(X)[1]
+    J, groups = g.between(0, n), (g.between(0, 30), g.between(n, n + 40))
+
+    def fitted(engine, J):
+        accumulator = engine.start(Known(n))
+        accumulator.update(J)
+        return accumulator.finalise(damping)
+
+    def answers(covariance, S=None):  # p*, then the mean h of rows of J and of new ones
+        h = (covariance.leverage(rows if S is None else rows.projected(S)).mean() for rows in groups)
+        return np.array([covariance.effective_parameters, *h])
+
+    truth, plain, corrected, missed = answers(fitted(Exact(), J)), [], [], []
+    for seed in range(12):
+        S = Projection(dim, g.n_parameters, seed)
+        plain.append(answers(fitted(Exact(), J.projected(S)), S))
+        covariance = fitted(RandomProjection(dim, seed=seed), J)
+        corrected.append(answers(covariance))
+        missed.append(covariance.missed_parameters)
+    before, after = (np.abs(np.mean(found, axis=0) / truth - 1) for found in (plain, corrected))
+    assert after.max() < 0.03
+    assert after.mean() < before.mean() / 3
+    errors = np.abs(np.array(corrected)[:, 0] - truth[0])
+    assert np.sqrt(np.mean(errors**2)) < np.mean(missed) < max(3.0, 0.1 * truth[0])
 
 
 @pytest.mark.parametrize("name", reference.SPECTRA)
@@ -153,25 +194,17 @@ def test_how_the_columns_are_chunked_does_not_matter(monkeypatch, width, dtype):
     g = batch(reference.matrix("decaying", 20, 60), dtype)
     S = reference.projection(14, 60, seed=0)
     monkeypatch.setattr(projection, "COLUMNS_AT_ONCE", width)
-    rows = Projection(14, 60, 0)(GradientBatch.concatenate([g, g])).rows()
+    rows = GradientBatch.concatenate([g, g]).projected(Projection(14, 60, 0)).rows()
     expected = g.rows().double().numpy() @ S.T
     assert rows.dtype == torch.float64
     np.testing.assert_allclose(rows, np.concatenate([expected, expected]), rtol=1e-12, atol=1e-14)
 
 
-def test_many_rows_are_projected_some_at_a_time(monkeypatch):
-    monkeypatch.setattr(projection, "CHUNK_BYTES", 3200)  # 6 rows
-    J = reference.matrix("decaying", 40, 60)
-    np.testing.assert_allclose(
-        Projection(14, 60, 0)(batch(J)).rows(), J @ reference.projection(14, 60, seed=0).T, rtol=1e-12, atol=1e-14
-    )
-
-
 def test_there_are_never_many_projected_rows_of_a_batch(monkeypatch):
     J = reference.matrix("decaying", 40, 60)
     whole = sketch(RandomProjection(50), J).finalise(0.1)
-    monkeypatch.setattr(projection, "CHUNK_BYTES", 8 * 50 * 7)
-    monkeypatch.setattr(projection, "CHUNK_ROWS_AT_LEAST", 3)
+    monkeypatch.setattr(engine_module, "CHUNK_BYTES", 8 * 50 * 7)
+    monkeypatch.setattr(engine_module, "CHUNK_ROWS_AT_LEAST", 3)
     some = sketch(RandomProjection(50), J)
     assert [len(kept) for kept in some.kept] == [7, 7, 7, 7, 7, 5]
     some = some.finalise(0.1)
@@ -184,37 +217,42 @@ def test_there_are_never_many_projected_rows_of_a_batch(monkeypatch):
 @given(
     dim=st.integers(1, 5000),
     seed=st.integers(0, 2**100),
+    shape=st.sampled_from([(400, 1), (1, 400), (20, 20), (3, 200), (20_000, 1), (17_000, 2)]),
     start=st.integers(0, 300),
     width=st.integers(1, 100),
 )
-def test_a_column_is_the_same_whichever_others_are_asked_for(dim, seed, start, width):
-    S = Projection(dim, 10_000, seed)
-    at, values = S.entries(start, width)
-    all_at, all_values = S.entries(0, start + width)
+def test_a_column_is_the_same_whichever_others_are_asked_for(dim, seed, shape, start, width):
+    weight = Weight(Projection(dim, 10**6, seed), 7, *shape)
+    at, values = weight.entries(start, start + width)
+    all_at, all_values = weight.entries(0, start + width)
     np.testing.assert_array_equal(at, all_at[start:])
     np.testing.assert_array_equal(values, all_values[start:])
-    count = min(4, dim)
-    assert at.shape == values.shape == (width, count)
-    assert (at >= dim * np.arange(count) // count).all()  # one in each quarter, so all are distinct
-    assert (at < dim * np.arange(1, count + 1) // count).all()
+    assert at.shape == values.shape
+    assert (at >= 0).all()
+    assert (at < dim).all()
     np.testing.assert_allclose((values**2).sum(axis=1), 1)
+    if 1 in shape and dim >= 4:
+        assert (at >= dim * np.arange(4) // 4).all()  # one in each quarter, so all are distinct
+        assert (at < dim * np.arange(1, 5) // 4).all()
 
 
 def test_a_seed_is_the_same_projection_on_every_machine():
-    at, values = Projection(4000, 10**8, 0).entries(0, 3)
-    assert at.tolist() == [[701, 1022, 2615, 3150], [350, 1298, 2007, 3941], [264, 1119, 2554, 3341]]
-    assert (2 * values).tolist() == [[-1, 1, 1, 1], [-1, -1, -1, -1], [-1, -1, -1, 1]]
-    at, values = Projection(4000, 10**8, 2**70 + 1).entries(9_999_999, 1)
-    assert at.tolist() == [[500, 1752, 2088, 3936]]
+    at, values = Weight(Projection(4000, 10**8, 0), 0, 100, 1).entries(0, 3)
+    assert at.tolist() == [[34, 1818, 2804, 3151], [797, 1883, 2159, 3152], [548, 1207, 2287, 3616]]
+    assert (2 * values).tolist() == [[-1, -1, 1, -1], [-1, -1, -1, 1], [-1, 1, 1, -1]]
+    at, values = Weight(Projection(4000, 10**8, 2**70 + 1), 12_345, 3000, 2000).entries(5_999_999, 6_000_000)
+    assert at.tolist() == [[2212, 268, 3901, 1957]]
     assert (2 * values).tolist() == [[-1, 1, 1, -1]]
 
 
-def test_places_and_signs_are_uniform():
-    at, values = Projection(40, 10**6, 5).entries(0, 40_000)
-    counts = np.bincount(at.ravel(), minlength=40)  # 4000 each, with a standard deviation of 60
-    assert np.abs(counts - 4000).max() < 5 * 60
+@pytest.mark.parametrize("shape", [(40_000, 1), (1, 40_000), (200, 200)])
+def test_places_and_signs_are_uniform(shape):
+    at, values = Weight(Projection(40, 10**6, 5), 0, *shape).entries(0, 40_000)
+    counts = np.bincount(at.ravel(), minlength=40)  # 4000 each, with a standard deviation of 60 where all are drawn
+    spread = 1 if 1 in shape else 10  # of a matrix there are 2·400 draws
+    assert np.abs(counts - 4000).max() < 5 * 60 * spread
     signed = np.bincount(at.ravel(), weights=2 * values.ravel(), minlength=40)
-    assert np.abs(signed).max() < 5 * math.sqrt(4000)
+    assert np.abs(signed).max() < 5 * math.sqrt(4000) * spread
 
 
 def test_projected_inner_products_are_unbiased_and_vary_as_the_docstring_says():
@@ -226,13 +264,32 @@ def test_projected_inner_products_are_unbiased_and_vary_as_the_docstring_says():
     g[3, 4:7] = 1.0  # and one with few entries, where columns that fall together show
     found = np.empty((n_seeds, 4, 4))
     for seed in range(n_seeds):
-        rows = Projection(dim, p, seed)(batch(g)).rows().numpy()
+        rows = projected(Projection(dim, p, seed), batch(g))
         found[seed] = rows @ rows.T
     true = g @ g.T
     together = g**2 @ (g**2).T
     variance = (np.outer(true.diagonal(), true.diagonal()) + true**2 - 2 * together) / dim
     assert (np.abs(found.mean(axis=0) - true) < 5 * np.sqrt(variance / n_seeds)).all()
     np.testing.assert_allclose(found.var(axis=0), variance, rtol=0.25)
+
+
+def test_projected_outer_products_are_unbiased_and_vary_as_the_docstring_says():
+    generator = torch.Generator().manual_seed(0)
+    o, a, dim, n_seeds = 12, 15, 32, 3000
+    delta, x = (torch.randn(4, 1, size, generator=generator, dtype=torch.float64) for size in (o, a))
+    delta[1], x[1] = delta[1] + 2 * delta[0], x[1] + 2 * x[0]  # nearly parallel
+    x[2] = x[0]  # one factor in common
+    g = GradientBatch((StoredBlock((OuterProducts(x, delta, bias=False),)),))
+    found = np.empty((n_seeds, 4, 4))
+    for seed in range(n_seeds):
+        rows = projected(Projection(dim, o * a, seed), g)
+        found[seed] = rows @ rows.T
+    D, X = ((each[:, 0] @ each[:, 0].T).numpy() for each in (delta, x))
+    norms_d, norms_x = (np.outer(gram.diagonal(), gram.diagonal()) for gram in (D, X))
+    variance = (norms_d * norms_x + norms_d * X**2 + D**2 * norms_x + 3 * (D * X) ** 2) / dim
+    assert (np.abs(found.mean(axis=0) - D * X) < 5 * np.sqrt(variance / n_seeds)).all()
+    assert (found.var(axis=0) < 1.1 * variance).all()  # places that fall together within a factor make it a little less
+    assert (found.var(axis=0) > 0.6 * variance).all()
 
 
 def test_the_error_of_the_variance_falls_with_the_dimension():
@@ -295,22 +352,107 @@ class Sequence(nn.Module):
         return self.last(self.scale * self.wide(self.embedding(x)).tanh().mean(dim=1))[:, 0]
 
 
+def shapes_of(model, network):
+    return [dict(model.named_parameters())[name].shape for name in network.layers.order]
+
+
+FORMS = {"by flops": projection.TRANSFORM, "from factors": -math.inf, "formed": math.inf}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [1, 7, 20, 60, 1000])
-def test_a_layer_is_projected_without_its_rows(monkeypatch, width, dtype):
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("width", "dim"), [(1, 14), (7, 15), (60, 1), (1000, 2), (10_000, 64)])
+def test_a_layer_is_projected_without_its_rows(monkeypatch, width, dim, form, dtype):
     x = torch.randint(50, (9, 2), generator=torch.Generator().manual_seed(1))
-    network = probed(Network(Sequence().to(dtype)), x)
+    model = Sequence().to(dtype)
+    network = probed(Network(model), x)
     g = network.gradients(x)[1]
     assert {type(part) for part in g.blocks[0].parts()} == {EmbeddingRows, OuterProducts, DenseRows}
-    expected = g.rows().double().numpy() @ reference.projection(14, g.n_parameters, seed=0).T
+    expected = g.rows().double().numpy() @ reference.projection(dim, shapes_of(model, network), seed=0).T
     monkeypatch.setattr(projection, "COLUMNS_AT_ONCE", width)
+    monkeypatch.setattr(projection, "NUMBERS_AT_ONCE", 20 * width)
+    monkeypatch.setattr(projection, "TRANSFORMED_AT_ONCE", 20 * width)
+    monkeypatch.setattr(projection, "TRANSFORM", FORMS[form])
     monkeypatch.setattr(OuterProducts, "rows", None)
     monkeypatch.setattr(GradientBatch, "rows", None)
-    engine = RandomProjection(14).start(Known(9))
-    engine.update(g)
     rounding = 1e-12 if dtype == torch.float64 else 1e-5
-    found = np.concatenate([part.values for kept in engine.kept for part in kept.blocks[0].parts()])
+    found = g.projected(Projection(dim, g.n_parameters, 0)).blocks[0].parts()[0].values
     np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding)
+
+
+class Everything(nn.Module):
+    """Layers of every kind: convolutions, one in groups, a norm, attention, a recurrent layer, one used twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.grouped = nn.Conv1d(4, 6, 3, padding=1), nn.Conv1d(6, 6, 3, groups=2)
+        self.norm, self.attention = nn.LayerNorm(6), nn.MultiheadAttention(6, 2, batch_first=True)
+        self.recurrent, self.twice = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 5)
+        self.table, self.last = nn.Parameter(torch.randn(3, 2, 5)), nn.Linear(5, 1)
+
+    def forward(self, x):  # (b, 4, t)
+        x = self.norm(self.grouped(self.convolution(x).tanh()).mT)
+        x = self.recurrent(x + self.attention(x, x, x)[0])[0][:, -1]
+        x = self.twice(self.twice(x).tanh()).tanh()
+        return self.last(x * self.table.sum(dim=(0, 1)).sigmoid())[:, 0]
+
+
+def test_layers_of_every_kind_have_the_projection_that_the_shapes_of_their_weights_say():
+    x = torch.randn(6, 4, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model = Everything().double()
+    network = probed(Network(model), x)
+    assert len(network.layers.batch_dims) == 7
+    J = reference.jacobians(model, [(row[None],) for row in x])[:, 0]  # in the order of the model
+    sizes = np.cumsum([0, *(w.numel() for w in model.parameters())])
+    columns = {name: J[:, i:j] for (name, _), i, j in zip(model.named_parameters(), sizes, sizes[1:], strict=False)}
+    rows = np.concatenate([columns[name] for name in network.layers.order], axis=1)
+    S = reference.projection(37, shapes_of(model, network), seed=2)
+    found = projected(Projection(37, network.n_parameters, 2), network.gradients(x)[1])
+    np.testing.assert_allclose(found, rows @ S.T, rtol=1e-9, atol=1e-9 * np.abs(rows @ S.T).max())
+
+
+@pytest.mark.parametrize("lengths", [(2, 30), (30, 2)])
+def test_rows_of_other_lengths_have_the_same_projection_whether_their_gradients_are_formed_or_not(lengths):
+    model = Sequence().double()
+    generator = torch.Generator().manual_seed(1)
+    short, long = (torch.randint(50, (9, length), generator=generator) for length in lengths)
+    network = probed(Network(model), short)
+    S = reference.projection(40, shapes_of(model, network), seed=0)
+    kinds = set()
+    for x in (short, long):
+        g = network.gradients(x)[1]
+        kinds.add(tuple(type(part) for part in g.blocks[0].parts()))
+        np.testing.assert_allclose(projected(Projection(40, g.n_parameters, 0), g), g.rows().numpy() @ S.T, atol=1e-12)
+    assert len(kinds) == 2
+
+
+@pytest.mark.parametrize(("t", "by_factors"), [(1, True), (4, True), (1000, False)])
+def test_many_positions_are_put_together_before_they_are_projected(monkeypatch, t, by_factors):
+    used = []
+    add_factors, add_formed = Weight.add_factors, Weight.add_formed
+    monkeypatch.setattr(Weight, "add_factors", lambda self, *args: used.append(True) or add_factors(self, *args))
+    monkeypatch.setattr(Weight, "add_formed", lambda self, *args: used.append(False) or add_formed(self, *args))
+    part = OuterProducts(torch.randn(3, t, 200), torch.randn(3, t, 300), bias=False)
+    rows = Projection(1024, 60_000, 0)((part,))
+    assert used == [by_factors]
+    monkeypatch.setattr(projection, "TRANSFORM", math.inf if by_factors else -math.inf)
+    other = Projection(1024, 60_000, 0)((part,))
+    assert used == [by_factors, not by_factors]
+    np.testing.assert_allclose(rows, other, atol=1e-6 * float(other.abs().max()) * math.sqrt(t))
+
+
+def test_what_a_large_layer_needs_grows_with_its_sides_and_not_with_its_weights():
+    b, a, o, dim = 3, 10_000, 10_000, 512  # 100 million weights
+    part = OuterProducts(torch.ones(b, 1, a), torch.ones(b, 1, o), bias=True)
+    GradientBatch((StoredBlock((part,)),)).projected(Projection(dim, part.n_parameters, 1))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
+    GradientBatch((StoredBlock((part,)),)).projected(Projection(dim, part.n_parameters, 0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 2**20  # of NumPy; the weights would take 400 MB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB, of torch
 
 
 def test_of_the_rows_of_a_large_layer_there_are_never_more_than_some_columns():
@@ -337,9 +479,9 @@ def test_no_more_than_some_columns_of_the_projection_exist_at_a_time():
     p = 600_000
     g = GradientBatch.of(torch.ones(2, p))
     S = Projection(100, p, 0)
-    S(batch(np.ones((1, 1))))  # SciPy is loaded
+    batch(np.ones((1, 1))).projected(S)  # SciPy is loaded
     tracemalloc.start()
-    S(g)
+    g.projected(S)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * 2**20  # all of S would be 29 MB, the rows in float64 10 MB
@@ -420,7 +562,7 @@ def test_predict_is_formula_2_of_the_paper_with_projected_gradients(n):
     new = regression(6, seed=9)[0]
     band = PredictionIntervals(model, damping=1.0, engine=RandomProjection(30, seed=7)).fit(X, y, progress=False)
     intervals = band.predict(new, level=0.8)
-    S = reference.projection(30, 41, seed=7)
+    S = reference.projection(30, [w.shape for w in model.parameters()], seed=7)
     outputs, J = reference.jacobian(model, X)
     predictions, gradients = reference.jacobian(model, new)
     nu = n - reference.projected_effective_parameters(J @ S.T, 1.0, min(n, 41))

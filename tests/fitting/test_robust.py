@@ -94,7 +94,7 @@ def test_every_engine_has_the_sandwich_of_dense_matrices(engine, kind, hidden):
 def test_a_projection_has_the_sandwich_of_projected_rows(kind):
     model, y = network(40), Y[:, :1]
     band = fitted(model, y, kind, engine=RandomProjection(30, seed=7))
-    S = reference.projection(30, 201, seed=7)
+    S = reference.projection(30, [w.shape for w in model.parameters()], seed=7)
     outputs, J = dense(model, X)
     mu, _ = reference.equivalent(J[:, 0] @ S.T, DAMPING)
     q = [reference.sandwich(J @ S.T, y - outputs, mu, S @ g[0], kind) for g in dense(model, NEW)[1]]

@@ -44,7 +44,7 @@ def fitted(model, engine=None):
         return PredictionIntervals(model, damping=1.0, engine=engine or Exact()).fit(X, Y, progress=False)
 
 
-def test_an_unchanged_model_is_copied_once_and_called_once_per_prediction(monkeypatch):
+def test_an_unchanged_model_is_copied_once_and_called_once_per_batch_and_certificate(monkeypatch):
     model = Normed().train()
     band = fitted(model)
     band.predict(X[:1])
@@ -58,7 +58,7 @@ def test_an_unchanged_model_is_copied_once_and_called_once_per_prediction(monkey
     for rows in (1, 1, 30):
         band.predict(X[:rows])
     assert copied == []
-    assert calls == [1, 1, 1]  # torch.func shows one row
+    assert calls == [1, 1, 30, 1]  # all rows for the certificate; torch.func shows one
 
 
 def cached(cache, model, *, head=None, **given):
@@ -256,7 +256,7 @@ def test_a_network_is_validated_once_for_each_kind_of_inputs_and_again_for_sever
     network.outputs(X)
     assert calls == [2, 1, 60]
     Network(network.model_copy, head=lambda y: 2 * y).copy().gradients(X)
-    assert calls[3:] in ([60], [1])  # torch.func shows one row
+    assert calls[3:] == [60, 1]  # all rows for the certificate; torch.func shows one
     calls.clear()
     network.outputs(X.float())
     assert calls == [2, 1, 60]

@@ -9,6 +9,8 @@ from torch import nn
 
 import tests.reference as reference
 from deltaband import Exact, Nystrom, PredictionIntervals
+from deltaband.network.layers import hooks
+from deltaband.network.layers.factors import DenseRows
 from deltaband.network.network import Network
 from tests.support.networks import probed
 
@@ -136,6 +138,112 @@ def test_statistics_of_the_batch_are_refused_in_fit_and_predict():
         few.variance(X)
 
 
+class DetachedStatistics(nn.Module):
+    """Statistics of a large batch that no gradient goes through: each row's gradient is its own, but not that of the
+    row alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 40), nn.Linear(40, 1)
+
+    def forward(self, x):
+        h = self.body(x.flatten(1))
+        return self.head(torch.tanh(h - h.mean(dim=0).detach() if len(x) > 9 else h))
+
+
+@pytest.mark.parametrize("kind", [GhostNormalised, DetachedStatistics])
+@pytest.mark.parametrize("by", ["layers", "rows"])
+def test_statistics_of_the_batch_are_noticed_in_every_batch(kind, by):
+    torch.manual_seed(0)
+    X, network = sequences()[0], Network(kind().double())
+    network = probed(network, X[:8]) if by == "layers" else network
+    network.gradients(X[:9])
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"depends? on the other rows of the batch"):
+            network.gradients(X)
+
+
+def test_a_layer_that_was_not_certified_once_has_rows_of_its_own_from_then_on(monkeypatch):
+    torch.manual_seed(0)
+    X, network = sequences()[0], probed(Network(Reversed().double()), sequences()[0][:8])
+    made = []
+    part_of = hooks.part_of
+    monkeypatch.setattr(hooks, "part_of", lambda layer, *rest: made.append(layer) or part_of(layer, *rest))
+    network.gradients(X[:8])
+    assert len(made) == 2
+    network.gradients(X[:32])
+    assert len(made) == 4
+    for rows in (X[32:64], X[:8]):
+        _, gradients = network.copy().gradients(rows)  # a copy knows, too
+        expected = [
+            reference.jacobians(network.eval_copy, [(x[None],) for x in rows], [n]) for n in network.layers.order
+        ]
+        np.testing.assert_allclose(gradients.rows(), np.concatenate([J[:, 0] for J in expected], axis=1), atol=1e-12)
+    assert len(made) == 4
+    network.gradients(X[:1])  # of a single row nothing can be exchanged
+    assert len(made) == 6
+
+
+class WrongForBatches(torch.autograd.Function):
+    """A rule for torch.func that doubles the gradients of rows above 5."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, delta):
+        return WrongBackward.apply(ctx.saved_tensors[0], delta)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return WrongForBatches.apply(x), in_dims[0]
+
+
+class WrongBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(x, delta):
+        return delta.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, delta):
+        return None, delta
+
+    @staticmethod
+    def vmap(info, in_dims, x, delta):
+        return delta * (1 + (x > 5)), in_dims[1]
+
+
+def test_whole_rows_by_torch_func_are_certified_in_every_batch():
+    class Wrong(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(12, 4), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.head(WrongForBatches.apply(self.body(x.flatten(1)) + x[:, 0, :1]))
+
+    torch.manual_seed(0)
+    X, network = sequences()[0], Network(Wrong().double())
+    X[:32, 0, 0] = 0.0
+    assert network.rows_by_vmap_work(X[:8])
+    for rows in (X[:8], X[60:]):
+        _, gradients = network.gradients(rows)
+        expected = reference.jacobians(network.eval_copy, [(x[None],) for x in rows])[:, 0]
+        np.testing.assert_allclose(gradients.rows(), expected, rtol=1e-9, atol=1e-12)
+    assert network.model_copy.uncertified == set(network.parameters)
+
+
 class Regrouped(nn.Module):
     """Rows in a random order, cut into random pieces, each of several positions."""
 
@@ -172,7 +280,15 @@ def test_the_certificate_of_every_kind_of_part_is_that_of_its_rows():
     x = torch.randint(0, 7, (11, 5))
     network = probed(Network(model), x)
     _, gradients = network.gradients(x)
-    signs = torch.randn(11, dtype=torch.float64)
+    factors, directions = torch.randn(11, dtype=torch.float64), torch.randn(4, 60, dtype=torch.float64)
     for block in gradients.blocks:
-        for part in block.parts():
-            torch.testing.assert_close(part.total(signs), signs @ part.rows())
+        for names, part in zip(network.layers.owners, block.parts(), strict=True):
+            sizes = [model.get_parameter(name) for name in names]
+            total = (factors @ part.rows()).split([w.numel() for w in sizes])
+            as_gradients = [each.reshape(w.shape) for each, w in zip(total, sizes, strict=True)]
+            torch.testing.assert_close(part.total(factors, directions), part.image(as_gradients, directions))
+            if len(names) == 1 and not isinstance(part, DenseRows):  # a table, whose gradients can be sparse
+                (table,) = as_gradients
+                torch.testing.assert_close(
+                    part.image([table.to_sparse(1)], directions), part.image([table], directions)
+                )

@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from deltaband import Exact, PredictionIntervals
-from deltaband.network.gradient_batch import GradientBatch
+from deltaband.network import gradient_batch
+from deltaband.network.gradient_batch import GradientBatch, StoredBlock
 from deltaband.network.layers.factors import DenseRows, EmbeddingRows, OuterProducts, inner
 from deltaband.network.network import Network
 from tests.support.networks import probed
@@ -466,3 +467,39 @@ def test_a_layer_called_without_gradients_has_none():
     J = torch.cat([by_name[name] for name in order], dim=1)
     torch.testing.assert_close(batch.rows().double(), J, rtol=1e-4, atol=1e-5)
     assert (by_name["first.weight"] == 0).all()
+
+
+# --- rows that many others are compared with
+
+
+def float32_batches(n=3, positions=2):
+    torch.manual_seed(0)
+    for _ in range(n):
+        parts = [
+            OuterProducts(torch.randn(4, positions, 5), torch.randn(4, positions, 6), True),
+            EmbeddingRows(torch.randint(0, 7, (4, positions)), torch.randn(4, positions, 3), 7),
+            DenseRows(torch.randn(4, 2)),
+        ]
+        yield GradientBatch((StoredBlock(parts),))
+
+
+def test_rows_in_float64_are_the_same_rows_in_one_block():
+    J, other = GradientBatch.concatenate(float32_batches()), next(float32_batches(1))
+    once = J.in_float64
+    assert len(once.blocks) == 1
+    assert once.rows().dtype == torch.float64
+    np.testing.assert_allclose(once.rows(), J.rows().double(), rtol=1e-6, atol=1e-6)
+    dense = other.rows().double() @ J.rows().double().T
+    np.testing.assert_allclose(other.inner(once), dense, rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(other.inner(once), other.inner(J), rtol=1e-13, atol=1e-13)
+    assert J.in_float64 is once
+
+
+@pytest.mark.parametrize("why", ["too large", "of different numbers of positions"])
+def test_rows_stay_as_they_are_where_float64_would_take_much_memory_or_they_do_not_stack(why, monkeypatch):
+    J = GradientBatch.concatenate(float32_batches())
+    if why == "too large":
+        monkeypatch.setattr(gradient_batch, "FLOAT64_BYTES", sum(8 * 4 * n for n in (10, 12, 2, 6, 2)) * 3 - 1)
+    else:
+        J = GradientBatch.concatenate([*float32_batches(1), *float32_batches(1, positions=3)])
+    assert J.in_float64 is J

@@ -151,7 +151,7 @@ def test_below_the_lowest_chosen_layer_there_is_one_forward_pass_and_no_graph(he
     network = probed(Network(ModelCopy(model, ["1.*"])), rows(n))
     seen.clear()
     network.gradients(rows(n))
-    assert seen == [(n, False)]
+    assert seen == [(n, False), (1, False)]  # all rows, and one of them alone
     PredictionIntervals(model, damping=DAMPING, engine=Exact()).fit([(rows(n), torch.randn(n))], progress=False)
     assert any(requires_grad for _, requires_grad in seen)
     assert Counted.backwards > 0
@@ -203,18 +203,79 @@ def test_a_long_list_of_names_is_cut():
         PredictionIntervals(model, damping=1.0, parameters=["head"])
 
 
-def test_last_is_refused_where_another_layer_runs_last():
-    class Backwards(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head, self.body = nn.Linear(4, 1), nn.Linear(3, 4)
+class Backwards(nn.Module):
+    """The layer that runs last was registered first."""
 
-        def forward(self, x):
-            return self.head(torch.tanh(self.body(x)))
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(4, 1), nn.Linear(3, 4)
 
+    def forward(self, x):
+        return self.head(nn.functional.relu(self.body(x), inplace=True))
+
+
+class TwoHeads(nn.Module):
+    """The head of the variance is registered last; whether it runs last, too, does not matter."""
+
+    def __init__(self, variance_first=False):
+        super().__init__()
+        self.body, self.head, self.log_variance = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+        self.variance_first = variance_first
+
+    def forward(self, x):
+        hidden = torch.tanh(self.body(x))
+        if self.variance_first:
+            log_variance = self.log_variance(hidden)
+            return self.head(hidden), log_variance
+        return self.head(hidden), self.log_variance(hidden)
+
+
+class Recurrent(nn.Module):
+    """A layer that returns more than one tensor, in front of one that the output does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.unused = nn.LSTM(3, 1, batch_first=True), nn.Linear(1, 1)
+
+    def forward(self, x):
+        states, _ = self.head(x[:, None])
+        self.unused(states)
+        return states[:, -1]
+
+
+@pytest.mark.parametrize("start", ["fit", "partial_fit", "load"])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (Backwards, {}),
+        (Recurrent, {}),
+        (TwoHeads, {"variance": "log_variance"}),
+        (lambda: TwoHeads(True), {"variance": "log_variance"}),
+    ],
+    ids=["backwards", "recurrent", "two heads", "two heads, mean last"],
+)
+def test_last_is_the_layer_that_the_prediction_depends_on_last(make, options, start, tmp_path):
+    torch.manual_seed(0)
+    model, y = make(), torch.randn(30)
+    band = PredictionIntervals(model, damping=1.0, parameters="last", **options)
+    if start == "partial_fit":
+        band.partial_fit(rows()[:10], y[:10]).partial_fit(rows()[10:], y[10:])
+    else:
+        band.fit(rows(), y)
+    if start == "load":
+        band.save(tmp_path / "a.band")
+        band = PredictionIntervals.load(tmp_path / "a.band", model)
+    named = PredictionIntervals(model, damping=1.0, parameters=["head.*"], **options).fit(rows(), y)
+    assert band.n_parameters_ == named.n_parameters_
+    torch.testing.assert_close(band.predict(rows()).width, named.predict(rows()).width)
+    assert named.plan(rows(), y).problem.n_parameters == band.plan(rows(), y).problem.n_parameters
+
+
+def test_a_fit_that_fails_leaves_the_choice_of_parameters_as_it_was():
     band = PredictionIntervals(Backwards(), damping=1.0, parameters="last")
-    with pytest.raises(ValueError, match=r"registered last, 'body', but 'head' runs last.*parameters=\['head\.\*'\]"):
-        band.fit(rows(), torch.randn(30))
+    with pytest.raises(ValueError, match="NaN"):
+        band.fit([(rows(), torch.full((30,), torch.nan))])
+    assert band.spec.parameters == "last"
 
 
 def test_parameters_that_the_output_does_not_depend_on_are_refused():

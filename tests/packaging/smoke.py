@@ -27,12 +27,16 @@ def data(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(X: np.ndarray, y: np.ndarray) -> torch.nn.Module:
+    """A network of one output, or for labels one of two."""
+    labels = y.dtype.kind == "i"
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.Tanh(), torch.nn.Linear(20, 2 if labels else 1))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=1e-3)
     for _ in range(400):
         optimiser.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(torch.from_numpy(X))[:, 0], torch.from_numpy(y))
+        outputs, targets = model(torch.from_numpy(X)), torch.from_numpy(y)
+        functional = torch.nn.functional
+        loss = functional.cross_entropy(outputs, targets) if labels else functional.mse_loss(outputs[:, 0], targets)
         loss.backward()
         optimiser.step()
     return model
@@ -56,9 +60,8 @@ def regression() -> None:
 
 def classification() -> None:
     X, y = data(200, seed=3)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-    band = ClassificationIntervals(model, weight_decay=1e-2).fit(X, (y > 0).astype(np.int64), progress=False)
+    labels = (y > 0).astype(np.int64)
+    band = ClassificationIntervals(trained(X, labels), weight_decay=1e-2).fit(X, labels, progress=False)
     assert band.predict(X[:5]).probability.lower.shape == (5, 2)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaband.report.evaluation import Column, group_by_value, group_by_width, read_column
+from deltaband.report.columns import Column, group_by_value, group_by_width, read_column
 
 
 def read(values):

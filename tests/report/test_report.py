@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from deltaband import (
     ClassificationIntervals,
@@ -23,14 +24,8 @@ from deltaband import (
 )
 from deltaband.display import DARK, LIGHT, Markup, number
 from deltaband.report import _template, charts, drawn_rows
-from deltaband.report.evaluation import (
-    CURVE_LEVELS,
-    Coverage,
-    OutputEvaluation,
-    chance_range,
-    evaluate,
-    group_by_width,
-)
+from deltaband.report.columns import Column, group_by_value, group_by_width, mending
+from deltaband.report.evaluation import CURVE_LEVELS, Coverage, OutputEvaluation, chance_range, evaluate
 from tests.support.networks import mlp, regression
 
 HOSTILE = "</script><script>alert(1)</script>\"'&<b>"
@@ -135,6 +130,23 @@ def test_arrays_tensors_and_columns_of_targets_make_the_same_page(band, rows):
     assert report.page(band, X.numpy(), y.numpy()) == page
     assert report.page(band, X, y[:, None]) == page
     assert report.page(band, X, y.tolist()) == page
+
+
+def test_a_loader_makes_the_page_of_its_rows(band, rows, tmp_path):
+    X, y = rows[0][NEW], rows[1][NEW]
+    loader = DataLoader(TensorDataset(X, y), batch_size=32)
+    names = ["a", "b", "acidity"]
+    assert report.page(band, loader, names=names) == report.page(band, X, y, names=names)
+    written = report.write(tmp_path / "a.html", band, iter(zip(X.split(50), y.split(50), strict=True)))
+    assert written.read_text(encoding="utf-8") == report.page(band, X, y)
+    with pytest.raises(ValueError, match="data are empty"):
+        report.page(band, iter([]))
+    with pytest.raises(ValueError, match="same shape: pad them"):
+        report.page(band, [(X[:5], y[:5]), (X[5:9, :2], y[5:9])])
+    with pytest.raises(TypeError, match="targets are missing"):
+        report.page(band, X)
+    with pytest.raises(TypeError, match="a report is about fitted PredictionIntervals, got Sequential"):
+        report.page(mlp(), loader)
 
 
 @pytest.mark.parametrize(("covered", "n"), [(0, 10), (10, 10), (95, 100), (1, 3)])
@@ -242,6 +254,36 @@ def test_a_group_that_is_covered_too_rarely_is_named(band, rows):
     y[shifted] += 5
     page = words(report.page(band, X, y, columns={"site": np.where(shifted, "north", "south")}))
     assert "Covered less often than asked for, and not by chance: site north (0.0 %)" in page
+    assert "band.calibrate(x, y, groups=data['site'])" in page
+
+
+def test_the_call_that_mends_a_group_is_about_the_groups_of_the_page(rows):
+    X, y = rows
+    values = np.arange(240.0)
+    column, groups = Column(values), group_by_value(Column(values))
+    call = mending("hour", column, groups)
+    edges = [47.0, 95.0, 143.0, 191.0]
+    assert call == "band.calibrate(x, y, groups=np.digitize(data['hour'], [47, 95, 143, 191], right=True))"
+    codes = np.digitize(values, edges, right=True)
+    assert all((codes[group.rows] == k).all() for k, group in enumerate(groups))
+    assert mending("far from the training rows", None, []) == "band.calibrate(x, y, groups=band.predict(x).far)"
+    band = PredictionIntervals(mlp(), damping=0.1).fit(X[:100], y[:100], progress=False)
+    before = band.calibrate(X[100:200], y[100:200]).predict_mean_and_scale(X)[1]  # what the other call goes by
+    band.calibrate(X[100:200], y[100:200], groups=np.arange(100) % 2)
+    np.testing.assert_array_equal(band.predict_mean_and_scale(X)[1], before)
+
+
+def test_a_band_that_was_calibrated_by_groups_is_reported_with_them(rows):
+    X, y = rows
+    groups = np.where(X[:, 0] > 0, "right", "left")
+    band = PredictionIntervals(mlp(), damping=0.1).fit(X[:100], y[:100], progress=False)
+    band.calibrate(X[100:200], y[100:200], groups=groups[100:200])
+    with pytest.raises(ValueError, match="give predict"):
+        report.page(band, X[200:], y[200:])
+    text = words(report.page(band, X[200:], y[200:], groups=groups[200:], columns={"side": groups[200:]}))
+    assert "Coverage by side" in text
+    assert "Worst slab" in text
+    assert "CRPS" in text
 
 
 # --- the page
@@ -294,6 +336,25 @@ def test_the_tooltip_of_a_row_is_about_that_row(band, rows):
     as_number = [float(part.replace("−", "-")) for part in (prediction, *interval.split(" to "), target)]
     assert as_number == pytest.approx([float(part[17]) for part in (mean, lower, upper, y)], abs=0.006)
     assert column == HOSTILE
+
+
+def test_a_monitor_has_a_section_with_its_alarms(calibrated, rows):
+    X, y = rows
+    monitor = calibrated.monitor(0.9, window=20)
+    assert 'id="monitor"' not in report.page(calibrated, X[NEW], y[NEW])
+    quiet = report.page(calibrated, X[NEW], y[NEW], monitor=monitor)  # before the first row
+    assert "No alarm was raised." in words(quiet)
+    monitor.update(X[NEW], y[NEW] + 5)
+    text = words(shown := report.page(calibrated, X[NEW], y[NEW], monitor=monitor))
+    for alarm in monitor.alarms:
+        assert " ".join(str(alarm).split()) in text
+    assert {alarm.kind for alarm in monitor.alarms} == {"exchangeability", "coverage"}
+    assert f"{len(X[NEW])} rows were watched" in text
+    assert "with a probability of at most 0.01" in text
+    assert "0 % lie in their 90 % interval" in text
+    assert "Martingales over the rows" in shown
+    with pytest.raises(TypeError, match="monitor must be a Monitor"):
+        report.page(calibrated, X[NEW], y[NEW], monitor=True)
 
 
 def test_settings_are_those_of_the_summary_and_those_given(band, rows):

@@ -7,21 +7,23 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate, train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, PowerTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals
 from deltaband.errors import UnreliableFormulaWarning
 from deltaband.sklearn import IntervalRegressor
+from deltaband.sklearn.unwrap import find_network
 
 
 def data(n=150, seed=0):
@@ -60,7 +62,12 @@ def coverage(regressor, units=lambda y: y):
         IntervalRegressor(MLPRegressor(max_iter=100, random_state=0)),
         IntervalRegressor(MLPRegressor(max_iter=100, random_state=0), calibration=0.3, random_state=0),
         IntervalRegressor(make_pipeline(StandardScaler(), scaled_target(network()))),
-    ]
+    ],
+    expected_failed_checks=lambda regressor: (
+        {"check_sample_weight_equivalence_on_dense_data": "repeated rows are held out, or scaled, one by one"}
+        if regressor.calibration or isinstance(regressor.estimator, Pipeline)
+        else {}
+    ),
 )
 def test_it_is_an_estimator_as_scikit_learn_expects(estimator, check):
     check(estimator)
@@ -172,6 +179,88 @@ def test_a_given_damping_or_weight_decay_is_what_counts():
     X, y = data()
     assert IntervalRegressor(network(), damping=3.0).fit(X, y).band_.damping_ == 3.0
     assert IntervalRegressor(network(), weight_decay=0.02).fit(X, y).band_.damping_ == pytest.approx(1.5)
+
+
+# --- weights
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda e: e,
+        scaled_target,
+        lambda e: make_pipeline(StandardScaler(), e),
+        lambda e: make_pipeline(MinMaxScaler(), scaled_target(make_pipeline(StandardScaler(), e))),
+    ],
+    ids=["alone", "scaled target", "pipeline", "nested"],
+)
+def test_weights_reach_the_network_and_the_band(wrap):
+    X, y = data()
+    w = np.random.default_rng(2).uniform(0.1, 4, len(y))
+    regressor = IntervalRegressor(wrap(network())).fit(X, y, sample_weight=w)
+    unweighted = IntervalRegressor(wrap(network())).fit(X, y)
+    assert np.abs(regressor.predict(X) - unweighted.predict(X)).max() > 1e-3
+    inner = find_network(regressor.estimator_, fitted=True)
+    Z, z = inner.inputs(X), inner.to_network(y)
+    alone = network().fit(Z, z[:, 0], sample_weight=w)
+    np.testing.assert_allclose(inner.network.predict(Z), alone.predict(Z), rtol=1e-6)
+    band = PredictionIntervals(inner.module(), damping=0.1).fit(Z, z, sample_weight=w, progress=False)
+    np.testing.assert_allclose(regressor.band_.predict(Z).width, band.predict(Z).width)
+    assert regressor.noise_std_ == pytest.approx(band.noise_std_)
+
+
+def test_a_weight_of_zero_leaves_a_row_out():
+    X, y = data()
+    w = (np.arange(len(y)) % 3 > 0).astype(float)
+    y[w == 0] += 100
+    with_zeros = IntervalRegressor(network()).fit(X, y, sample_weight=w)
+    without = IntervalRegressor(network()).fit(X[w > 0], y[w > 0])
+    assert with_zeros.band_.n_rows_ == 100
+    np.testing.assert_allclose(with_zeros.predict_interval(X).width, without.predict_interval(X).width, rtol=0.02)
+
+
+def test_weights_are_held_out_with_their_rows():
+    X, y = data(300)
+    w = np.where(X[:, 0] > 0, 4.0, 1.0)
+    regressor = IntervalRegressor(network(), calibration=0.3, random_state=0).fit(X, y, sample_weight=w)
+    X_fit, _, y_fit, _, w_fit, _ = train_test_split(X, y, w, test_size=0.3, random_state=0)
+    expected = IntervalRegressor(network()).fit(X_fit, y_fit, sample_weight=w_fit)
+    assert regressor.band_.noise_std_ == pytest.approx(expected.band_.noise_std_)
+    assert regressor.band_.calibration_ is not None
+
+
+@pytest.mark.parametrize("wrap", [lambda e: e, lambda e: make_pipeline(MinMaxScaler(), e)])
+def test_weights_are_routed_as_scikit_learn_routes_them(wrap):
+    X, y = data()
+    w = np.random.default_rng(2).uniform(0.1, 4, len(y))
+    with config_context(enable_metadata_routing=True):
+        regressor = IntervalRegressor(wrap(network().set_fit_request(sample_weight=True)))
+        regressor = regressor.set_fit_request(sample_weight=True).set_score_request(sample_weight=False)
+        found = cross_validate(regressor, X, y, cv=2, params={"sample_weight": w}, return_estimator=True)
+    direct = IntervalRegressor(wrap(network())).fit(X[75:], y[75:], sample_weight=w[75:])  # the first of two folds
+    assert found["estimator"][0].noise_std_ == pytest.approx(direct.noise_std_)
+
+
+def test_a_frozen_network_is_not_trained_with_the_weights_of_the_band():
+    X, y = data()
+    w = np.linspace(0.5, 2, len(y))
+    trained = network().fit(X, y, sample_weight=w)
+    found = IntervalRegressor(FrozenEstimator(trained)).fit(X, y, sample_weight=w)
+    assert found.noise_std_ == pytest.approx(IntervalRegressor(network()).fit(X, y, sample_weight=w).noise_std_)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (np.ones(149), "inconsistent|has a shape|shape"),
+        (np.full(150, -1.0), "[Nn]egative"),
+        (np.full(150, np.nan), "NaN"),
+        (np.zeros(150), "zero"),
+    ],
+)
+def test_weights_that_are_none_are_refused(weight, message):
+    with pytest.raises(ValueError, match=message):
+        IntervalRegressor(network()).fit(*data(), sample_weight=weight)
 
 
 # --- pipelines, transformed targets and frozen estimators
@@ -300,7 +389,7 @@ def test_what_holds_no_network_for_regression_is_refused(estimator, error, messa
         ({"calibration": 1}, ValueError, "share of the rows"),
         ({"calibration": -0.1}, ValueError, "share of the rows"),
         ({"level": 95}, ValueError, "between 0 and 1"),
-        ({"engine": "exact"}, TypeError, "engine must be"),
+        ({"engine": "exakt"}, ValueError, "engine must be"),
         ({"damping": 1.0, "weight_decay": 1.0}, ValueError, "not both"),
     ],
 )
@@ -314,8 +403,10 @@ def test_wrong_settings_are_said_before_the_training(settings, error, message):
 def test_several_outputs_have_an_interval_each(target):
     X, y = data()
     Y = np.column_stack([y, 10 * np.exp(X[:, 1]) + 0.1 * y])
-    with pytest.raises(ValueError, match="λ is not known"):  # lbfgs minimises neither the mean nor the sum
-        IntervalRegressor(target(network())).fit(X, Y).predict_interval(X)
+    with pytest.warns(DeltabandWarning, match="λ does not follow"):  # lbfgs minimises neither the mean nor the sum
+        unknown = IntervalRegressor(target(network())).fit(X, Y)
+    with pytest.raises(ValueError, match="λ is not known"):
+        unknown.predict_interval(X)
     regressor = IntervalRegressor(target(network()), damping=0.1).fit(X, Y)
     one = regressor.predict_interval(X[:5], level=0.9)
     several = regressor.predict_interval(X[:5], level=[0.5, 0.9])
@@ -371,3 +462,24 @@ def test_lists_whole_numbers_a_constant_target_and_a_single_row_are_data_too():
     assert IntervalRegressor(network()).fit(X, np.ones(150)).predict_interval(X).width.max() < 0.01
     with pytest.warns(DeltabandWarning):
         assert IntervalRegressor(network()).fit(X[:1], y[:1]).predict_interval(X).mean.shape == (150,)
+
+
+def test_a_column_of_groups_is_covered_group_by_group():
+    X, y = data(1500)
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "night": (np.arange(1500) % 3 == 0).astype(float)})
+    y = y + np.where(frame.night == 1, 2.0, 0.0) * np.random.default_rng(1).standard_normal(1500)
+    regressor = IntervalRegressor(network(), calibration=0.4, groups="night", random_state=0)
+    regressor.fit(frame[:900], y[:900])
+    by_number = clone(regressor).set_params(groups=2).fit(frame[:900].to_numpy(), y[:900])
+    found = regressor.predict_interval(frame[900:], 0.8)
+    assert len(regressor.band_.calibration_.rule.labels) == 2
+    inside = (found.lower <= y[900:]) & (y[900:] <= found.upper)
+    for night in (0, 1):
+        assert abs(inside[frame.night[900:] == night].mean() - 0.8) < 0.1
+    np.testing.assert_allclose(by_number.predict_interval(frame[900:].to_numpy(), 0.8).upper, found.upper)
+    other = frame[900:].assign(night=2.0)
+    with pytest.raises(ValueError, match=r"group 2\.0 of row 0 was not among the calibration rows"):
+        regressor.predict_interval(other)
+    assert np.isfinite(regressor.predict_interval(other, unknown="pool").upper).all()
+    with pytest.raises(ValueError, match="groups must be a column of X, by name or number, got 'day'"):
+        clone(regressor).set_params(groups="day", calibration=0.0).fit(frame[:900], y[:900]).calibrate(frame, y)

@@ -88,7 +88,9 @@ def test_skorch_has_intervals_with_weight_decay(wrap):
 
 def test_skorch_needs_a_calibration_without_weight_decay():
     X, y = data(300)
-    regressor = IntervalRegressor(skorch(), random_state=0).fit(X, y)
+    regressor = IntervalRegressor(skorch(), random_state=0)
+    with pytest.warns(DeltabandWarning, match="calibration=0.2"):
+        regressor.fit(X, y)
     for ask in (regressor.predict_interval, lambda x: regressor.predict(x, return_std=True)):
         with pytest.raises(ValueError, match=r"λ is not known.*calibration=0.2"):
             ask(X)
@@ -96,8 +98,34 @@ def test_skorch_needs_a_calibration_without_weight_decay():
     assert regressor.predict(X, return_std=True)[1].shape == (300,)
 
 
+def test_adamw_says_at_fit_that_intervals_need_a_calibration():
+    X, y = data()
+    net = skorch(optimizer=torch.optim.AdamW)
+    with pytest.warns(
+        DeltabandWarning, match=r"as with AdamW .*: intervals need calibration=0\.2, or damping="
+    ) as said:
+        IntervalRegressor(net).fit(X, y)
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        IntervalRegressor(net, calibration=0.3, random_state=0).fit(X, y)
+        frozen = IntervalRegressor(FrozenEstimator(net.fit(X[:100], y[:100]))).fit(X[:100], y[:100])
+        frozen.calibrate(X[100:], y[100:])
+
+
+def test_skorch_is_trained_without_weights_and_the_band_of_a_trained_net_takes_them():
+    X, y = data()
+    w = np.linspace(0.5, 2, len(y))
+    net = skorch(optimizer__weight_decay=1e-3)
+    with pytest.raises(ValueError, match=r"NeuralNetRegressor\.fit takes no sample_weight: .*FrozenEstimator"):
+        IntervalRegressor(make_pipeline(StandardScaler(), net)).fit(X, y, sample_weight=w)
+    frozen = FrozenEstimator(net.fit(X, y))
+    weighted, equal = IntervalRegressor(frozen).fit(X, y, sample_weight=w), IntervalRegressor(frozen).fit(X, y)
+    assert weighted.noise_std_ != equal.noise_std_
+
+
 def test_skorch_takes_part_in_cross_validation():
-    assert cross_val_score(IntervalRegressor(skorch()), *data(), cv=3).min() > 0.8
+    assert cross_val_score(IntervalRegressor(skorch(optimizer__weight_decay=1e-3)), *data(), cv=3).min() > 0.8
 
 
 @pytest.mark.parametrize(

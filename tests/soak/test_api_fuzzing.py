@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.api_calls import sound_or_refused
 
-EXAMPLES = {"PredictionIntervals": 1500, "ClassificationIntervals": 600, "files": 200}
+EXAMPLES = {"PredictionIntervals": 1500, "ClassificationIntervals": 600, "rows in time": 600, "files": 200}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -1,11 +1,13 @@
 """Files that are there whole or not at all."""
 
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from deltaband.storage import container
 from deltaband.storage.container import atomic, writable
 
 
@@ -17,8 +19,8 @@ def test_what_was_written_takes_the_place_of_the_file_at_the_end(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("old")
     with atomic(path) as temporary:
-        assert temporary.parent == tmp_path
-        assert temporary.suffix == ".csv"
+        assert temporary.parent.parent == tmp_path
+        assert temporary.name == "a.csv"
         temporary.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
@@ -86,3 +88,61 @@ def test_places_that_cannot_be_written_are_refused_at_once(tmp_path):
         writable(tmp_path / "missing" / "a.csv")
     with pytest.raises(OSError, match="not a regular file"):
         writable(Path("/dev/null"))
+
+
+WRITER = """
+import pathlib, sys, time
+from deltaband.storage.container import atomic
+with atomic(pathlib.Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    temporary.with_name(".tmp123").write_text("of safetensors")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
+def test_what_a_killed_writer_left_is_removed_by_the_next_and_what_a_live_one_writes_is_not(tmp_path):
+    (tmp_path / ".deltaband-notes").mkdir()  # not ours
+    command = [sys.executable, "-c", WRITER]
+    writers = [subprocess.Popen([*command, tmp_path / name], stdout=subprocess.PIPE) for name in ("a.csv", "b.csv")]
+    try:
+        for writer in writers:
+            assert writer.stdout.readline() == b"writing\n"
+        writers[0].kill()
+        writers[0].wait()
+        hidden = [path for path in tmp_path.iterdir() if path.name != ".deltaband-notes"]
+        assert len(hidden) == 2
+        with atomic(tmp_path / "c.csv") as temporary:
+            temporary.write_text("whole")
+        left = [path for path in hidden if path.exists()]
+        assert [path.name for path in left[0].iterdir() if path.suffix == ".csv"] == ["b.csv"]
+        assert len(left) == 1
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+            writer.stdout.close()
+    with atomic(tmp_path / "c.csv"):
+        pass
+    assert names(tmp_path) == [".deltaband-notes", "c.csv"]
+
+
+def test_a_link_in_the_place_of_a_hidden_folder_is_not_followed(tmp_path):
+    mine, folder = tmp_path / "mine", tmp_path / "folder"
+    mine.mkdir()
+    folder.mkdir()
+    (mine / "kept").touch()
+    (folder / ".deltaband-0123456789ab").symlink_to(mine)
+    with atomic(folder / "a.csv"):
+        pass
+    assert (mine / "kept").exists()
+
+
+def test_without_locks_files_are_written_and_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
+    monkeypatch.setattr(container, "fcntl", None)
+    (tmp_path / ".deltaband-0123456789ab").mkdir()
+    with atomic(tmp_path / "a.csv") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "a.csv").read_text() == "new"
+    assert names(tmp_path) == [".deltaband-0123456789ab", "a.csv"]

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,11 @@ def regression(data: st.DataObject) -> None:
             "target_transform": st.sampled_from(
                 [None, (0.0, 2.0), (1.0, 0.0), (NAN, 1.0), (1, -3), 3, ([0, 1], [1, 2])]
             ),
+            "input_transform": st.sampled_from(
+                [None, (0.0, 2.0), ([1, 2, 3], 4.0), ([1, 2], 1.0), (NAN, 1.0), "x", np.tanh, np.sort, lambda x: x[:1]]
+            ),
+            "targets": st.sampled_from(["scaled", "original", "raw", None]),
+            "optimizer": st.sampled_from([*optimisers(model), *optimisers(mlp(dtype=dtype)), "adam", None]),
         }
         name = draw(st.sampled_from(sorted(odd)))
         options[name] = draw(odd[name])
@@ -255,9 +262,16 @@ def regression(data: st.DataObject) -> None:
     ask(draw, band, x, sane)
 
 
+def optimisers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    kinds = [torch.optim.Adam, torch.optim.AdamW]
+    return [kind(model.parameters(), weight_decay=decay) for kind in kinds for decay in (0.1, 0.0)]
+
+
 def ask(draw: st.DrawFn, band: PredictionIntervals, x: Any, sane: bool) -> None:
     question = draw(
-        st.sampled_from(["predict"] * 4 + ["variance", "leverage", "prediction", "scale", "error", "spectrum"])
+        st.sampled_from(
+            ["predict"] * 4 + ["variance", "leverage", "prediction", "scale", "error", "spectrum", "loader", "scores"]
+        )
     )
     if question == "predict":
         side = draw(st.sampled_from(["both"] * 4 + ["lower", "upper"] + ["middle", None] * (not sane)))
@@ -265,6 +279,21 @@ def ask(draw: st.DrawFn, band: PredictionIntervals, x: Any, sane: bool) -> None:
         check_intervals(call(band.predict, x, draw(levels(sane)), kind=kind, side=side), x, side)
     elif question in ("variance", "leverage"):
         check_variances(call(getattr(band, question), x), x)
+    elif question == "loader":
+        way = draw(st.sampled_from(["inputs", "pairs", "dictionaries", "numbers", "nothing"]))
+        batches = {"inputs": [x], "pairs": [(x, None)], "dictionaries": [{"x": x}], "numbers": [3], "nothing": []}[way]
+        found = call(band.predict, iter(batches), draw(levels(sane)))
+        check_intervals(found, x)
+        rows = draw(
+            st.sampled_from([slice(1, 3), slice(None, None, -1), list(range(len(x)))[::2], np.arange(len(x)) % 2 == 0])
+        )
+        assert len(call(lambda: found[rows])) == (len(rows) if isinstance(rows, list) else len(np.arange(len(x))[rows]))
+    elif question == "scores":
+        targets = draw(arrays(len(x), draw(st.sampled_from([None, 1, 2])), sane)) if np.ndim(x) else 0
+        scores = call(band.evaluate, x, targets, draw(levels(sane)))
+        assert ((scores.coverage >= 0) & (scores.coverage <= 1)).all()
+        assert (scores.mean_width >= 0).all()
+        assert repr(scores)
     elif question == "prediction":
         assert np.isfinite(np.asarray(call(band.predict_mean, x), dtype=np.float64)).all()
     elif question == "scale":
@@ -311,6 +340,48 @@ def classification(data: st.DataObject) -> None:
         assert ((values > -1e-30) & (values < 1 + 1e-6)).all()
 
 
+@cache
+def sound_band(n_outputs: int, joint: bool) -> PredictionIntervals:
+    model, rng = mlp(), np.random.default_rng(0)
+    model[2] = torch.nn.Linear(8, n_outputs, dtype=torch.float64)
+    x, y = rng.standard_normal((80, 3)), rng.standard_normal((80, n_outputs))
+    band = PredictionIntervals(model, damping=1.0, noise="none").fit(x[:40], y[:40], progress=False)
+    return band.calibrate(x[40:], y[40:], joint=joint)
+
+
+def in_time(data: st.DataObject) -> None:
+    """Online intervals and a monitor of a sound band."""
+    draw, sane = data.draw, data.draw(st.booleans())
+    n_outputs, joint = draw(st.sampled_from([(1, False), (2, False), (2, True)]))
+    band = sound_band(n_outputs, joint)
+    n = draw(st.sampled_from([0, 1, 5, 30]))
+    x = draw(arrays(n, 3, sane))
+    y = draw(arrays(n, n_outputs if n_outputs > 1 else draw(st.sampled_from([None, 1])), sane))
+    level = draw(st.floats(0.01, 0.9) if sane else st.one_of(st.floats(0.01, 0.99), st.sampled_from(ODD_LEVELS)))
+    if draw(st.booleans()):
+        chances = st.floats(1e-3, 0.5) if sane else st.one_of(st.floats(1e-3, 0.5), st.sampled_from(ODD_NUMBERS))
+        monitor = call(band.monitor, level, false_alarms=draw(chances), window=draw(st.sampled_from([1, 10])))
+        call(monitor.update, x, draw(st.sampled_from([y, None])))
+        assert monitor.n_rows == len(x)
+        assert json.dumps(monitor.to_dict(), allow_nan=False)
+        assert monitor.summary()
+        return
+    method = draw(st.sampled_from(["aci", "pid", "window"] + ["other", None] * (not sane)))
+    steps = st.floats(1e-3, 1.0) if sane else st.one_of(st.floats(1e-3, 1e3), st.sampled_from(ODD_NUMBERS))
+    settings = {} if method == "window" else {"step": draw(steps)}
+    online = call(band.online, level, method, **settings)
+    series = draw(st.sampled_from([None, "a", 3, list(range(n))] + [1.5, [None], ["a"] * (n + 1)] * (not sane)))
+    if draw(st.booleans()):
+        delay = draw(st.sampled_from([0, 2] + [-1, [0], 1.5] * (not sane)))
+        check_intervals(call(online.replay, x, y, series=series, delay=delay), x)
+    else:
+        check_intervals(call(online.predict, x, series=series), x)
+        call(online.observe, x, y, series=series)
+        assert sum(each["waiting"] for each in online.records()) == 0
+    assert all(0 <= each["coverage"] <= 1 for each in online.records() if each["observed"])
+    assert online.summary()
+
+
 def files(data: st.DataObject) -> None:
     """Anything in the place of a band's file."""
     with tempfile.TemporaryDirectory() as folder:
@@ -322,7 +393,12 @@ def files(data: st.DataObject) -> None:
         call(load)
 
 
-CALLS = {"PredictionIntervals": regression, "ClassificationIntervals": classification, "files": files}
+CALLS = {
+    "PredictionIntervals": regression,
+    "ClassificationIntervals": classification,
+    "rows in time": in_time,
+    "files": files,
+}
 
 
 def sound_or_refused(name: str, data: st.DataObject) -> bool:

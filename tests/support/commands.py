@@ -1,16 +1,22 @@
 """A folder as users of the command line have it: a network's code and weights, and tables; and how to run commands."""
 
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import safetensors.torch
 import torch
+
+from deltaband.cli import main
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-P", "-m", "deltaband.cli"]  # -P: as the installed script, without the current folder
@@ -127,3 +133,31 @@ def run(*arguments: object, folder: Path, **options) -> tuple[int, str, str]:
     process = start(*arguments, folder=folder, **options)
     out, err = process.communicate(timeout=600)
     return process.returncode, out, err
+
+
+@contextmanager
+def commands_in(folder: Path, monkeypatch: Any, module: str) -> Iterator[Path]:
+    """Run commands in this folder and process; what they leave in it goes again, and so does the network's module."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(folder.iterdir())
+    yield folder
+    for path in set(folder.iterdir()) - before:
+        if path.is_file():
+            path.unlink()
+    sys.modules.pop(module, None)
+
+
+def told(capsys: Any, *arguments: Any) -> Any:
+    """What a command that succeeds prints, as JSON."""
+    assert main([*map(str, arguments), "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: Any, code: int, message: str, *arguments: Any) -> None:
+    """Assert that a command fails with this exit code and one line that holds this message."""
+    assert main([*map(str, arguments)]) == code
+    err = capsys.readouterr().err
+    assert err.startswith("deltaband: error: ")
+    assert err.count("\n") == 1
+    assert message in err

@@ -16,9 +16,36 @@ def batch(rows: np.ndarray, dtype: torch.dtype = torch.float64) -> GradientBatch
     return GradientBatch.of(torch.from_numpy(np.ascontiguousarray(rows)).to(dtype))
 
 
+def trained(model: nn.Module, x: Any, y: torch.Tensor, ridge: float = 1e-2) -> nn.Module:
+    """The model, its last linear layer fitted to the rows by least squares: it explains some of them, as networks do.
+
+    Least squares of all parameters of that layer, in float64 and in a single step.
+    """
+    layer = [each for each in model.modules() if isinstance(each, nn.Linear)][-1]
+    given: list[torch.Tensor] = []
+    mode, dtype = model.training, layer.weight.dtype
+    handle = layer.register_forward_hook(lambda module, args, output: given.append(args[0].detach()))
+    with torch.no_grad():
+        model.eval().double()
+        model(*x) if isinstance(x, tuple) else model(x)
+        handle.remove()
+        H, Y = given[-1].reshape(len(y), -1), y.double().reshape(len(y), -1)
+        H = torch.cat([H, torch.ones(len(H), 1, dtype=torch.float64)], dim=1)
+        W = torch.linalg.solve(H.T @ H + ridge * torch.eye(H.shape[1], dtype=torch.float64), H.T @ Y)
+        layer.weight.copy_(W[:-1].T)
+        layer.bias.copy_(W[-1])
+        model.to(dtype).train(mode)
+    return model
+
+
 def mlp(n_inputs: int = 3, hidden: int = 8, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(n_inputs, hidden), nn.Tanh(), nn.Linear(hidden, 1)).to(dtype)
+
+
+def trained_mlp(n_inputs: int = 3, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A network for the rows of `regression`."""
+    return trained(mlp(n_inputs, dtype=dtype), *regression(80, n_inputs))
 
 
 def dropout_mlp(p: float = 0.3, dtype: torch.dtype = torch.float64, inplace: bool = False) -> nn.Sequential:

@@ -1,6 +1,5 @@
 """The pass over the calibration data: fits and held-out rows in, a `Calibration` out."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,9 +9,12 @@ import numpy as np
 from torch import Tensor
 
 from ..data.batches import Batches
-from ..data.inputs import Inputs
+from ..data.inputs import MANY_ROWS, Inputs
 from ..data.row_record import pair_hashes, share_by_chance
+from ..display import evenly_spaced
 from ..engines import Covariance
+from ..errors import MisfitMessage, warn
+from ..fitting import sanity
 from ..fitting.fit import (
     Bounds,
     Fit,
@@ -21,20 +23,27 @@ from ..fitting.fit import (
     RowFunction,
     evaluate_rows,
     in_units_of_noise,
-    left_out,
 )
 from ..fitting.spec import CROSSED, FitSpec
-from ..metrics import interval_scores
+from ..fitting.tasks import Regression
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
 from ..results import Side
 from ..storage.encoding import storable
-from .conformal import AllOutputs, ConformalScale, EachOutput, QuantileScale, Scales, rows_needed
+from ..threads import on_free_cores
+from ..transforms import TargetTransform
+from .conformal import AllOutputs, ConformalScale, EachOutput, QuantileScale
+from .groups import ByGroup
 from .noise import GivenNoise, Noise, learn, with_output
+from .overlap import Overlapping
+from .quality import SCORE_LEVEL, cross_calibrated_bounds, drift_p_value, mean_score
+from .quantiles import Given, QuantileRule, rows_needed
+from .scales import Scales
+from .shift import GivenRatio, Weighted
 
 DRIFT_P_VALUE = 1e-3  # below it, calibration and training rows are reported to differ
 EXCESS_SEEN_SHARE = 0.05  # of rows, beyond chance, from which on training rows among others are reported
-SCORE_LEVEL = 0.95  # of the interval scores before and after
+WIDTH_ROWS = 1_000  # calibration rows, at most, whose widths the summary speaks of
 
 Targets = Callable[[Tensor], np.ndarray]  # of a batch, any columns -> (b, m)
 
@@ -52,20 +61,29 @@ class Calibration:
     weighted: bool  # whether the rows had weights
     crossed: int  # how many rows had quantiles, that the network predicts, in the wrong order
     far: np.ndarray  # (m,) the leverage from which on a row is far
+    leverages: np.ndarray  # (n, m) of the calibration rows
     score_before: float  # interval score on the calibration rows by the formula; NaN where it has no answer
     score_after: float  # and conformal, each tenth of the rows calibrated by the others; NaN where they are too few
     drift_p_value: float  # of "calibration rows have the leverages of training rows"; NaN where not tested
     seen_share: float  # of the calibration rows that were training rows
     repeated_share: float  # of the training rows that equal another, as many as may be seen by chance
     n_rows: int
+    own_share: np.ndarray  # (m,) the share of σ that is the model's own uncertainty, on average
+    widths: np.ndarray  # (m, 2) of 95 % intervals of calibration rows, the smallest and the largest; NaN: too few rows
+    suspicions: tuple[str, ...]  # what does not look as if the network had been trained for such rows
 
     def warnings(self) -> list[str]:
+        return [*self._warnings(), *self.rule.warnings]
+
+    def _warnings(self) -> list[str]:
         if self.crossed:
             return [CROSSED.format(self.crossed, self.n_rows)]
         if self.seen_share > share_by_chance(self.repeated_share, self.n_rows) + EXCESS_SEEN_SHARE:
             what = f"{self.seen_share:.0%} of the calibration rows were training rows ({self.repeated_share:.0%} would"
             advice = "the intervals will be too narrow; calibrate on rows that the network was not trained on"
             return [f"{what} be by chance): {advice}"]
+        if self.suspicions:
+            return list(map(MisfitMessage, self.suspicions))
         if self.drift_p_value < DRIFT_P_VALUE:
             what = f"do not look like the training rows (their leverages differ, p = {self.drift_p_value:.1g})"
             return [f"the calibration rows {what}: the guarantee is for new rows that are like the calibration rows"]
@@ -73,9 +91,39 @@ class Calibration:
 
     def check_storable(self) -> None:
         """Raise if a file cannot hold this calibration."""
-        if given := next((each for each in self.noise if isinstance(each, GivenNoise)), None):
+        given = [f"noise={each.name}" for each in self.noise if isinstance(each, GivenNoise)]
+        if isinstance(self.rule, Weighted) and isinstance(self.rule.ratio, GivenRatio):
+            given.append(f"weights={self.rule.ratio.name}")
+        if given:
             advice = "save the band before it is calibrated, and calibrate it again after load"
-            raise TypeError(f"noise={given.name} is a function or regressor of your own, which no file holds: {advice}")
+            raise TypeError(f"{given[0]} is a function or regressor of your own, which no file holds: {advice}")
+
+    @property
+    def rule(self) -> QuantileRule:
+        return self.conformal.rule
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether a level is for all outputs of a row at once."""
+        return isinstance(self.conformal, AllOutputs)
+
+    @property
+    def is_by_group(self) -> bool:
+        return isinstance(self.rule, ByGroup | Overlapping)
+
+    @property
+    def rows_per_quantile(self) -> int:
+        """The rows of the smallest group, those that are too small for 95 % aside; all rows without groups."""
+        counts = self.rule.counts if isinstance(self.rule, ByGroup | Overlapping) else np.zeros(0)
+        return int(counts[counts >= rows_needed(SCORE_LEVEL)].min(initial=self.conformal.n_rows))
+
+    def with_damping(self, fits: Sequence[Fit]) -> tuple[Fit, ...]:
+        """Return fits that have no λ as if they had been given that which was chosen here for each output."""
+        dampings, found = (output.damping for output in self.conformal.outputs), []
+        for fit, covariance in zip(fits, self.covariances, strict=True):
+            spectral = covariance.eigendecomposed()
+            found += _with_covariances(fit, [spectral.at(next(dampings)) for _ in range(fit.n_outputs)])
+        return tuple(found)
 
     @property
     def row_functions(self) -> list[RowFunction]:
@@ -87,14 +135,19 @@ class Calibration:
         """Return what is known of rows, given what they are compared with and the values of the functions."""
         if len(x) == 0:
             none = [np.zeros((0, len(output.scales.dampings) + 1)) for output in self.conformal.outputs]
-            return KnownRows(none, to.unit, np.zeros(0, dtype=bool))
+            return KnownRows(none, to.unit, np.zeros(0, dtype=bool), np.zeros((0, 1)), np.zeros((0, len(none))))
         h, q = np.stack([each[:, 0] for each in found], axis=1), [each[:, 1:] for each in found]
         h = h if x.weight is None else h / x.weight.numpy()
         if isinstance(self.conformal.outputs[0], QuantileScale):
             q = _in_units(q, to.unit)
         q = q if isinstance(self.noise, str) else _with_noise(self.noise, network(), x, to.mean, q)
         far: np.ndarray = np.any(h > self.far, axis=1) if len(self.far) else np.zeros(len(h), dtype=bool)
-        return KnownRows(q, to.unit, far)
+        return KnownRows(q, to.unit, far, self.rule.places_of_inputs(network(), x, h), h)
+
+    def placed(self, rows: KnownRows, given: Given) -> KnownRows:
+        """Return rows with what their quantile depends on, if it was given with them."""
+        place = self.rule.places(len(rows.unit), given)
+        return rows if place is None else rows._replace(place=place)
 
     def scale(self, rows: KnownRows) -> np.ndarray:  # (n, m)
         return rows.unit * self.conformal.scale(rows.q)
@@ -104,11 +157,31 @@ class Calibration:
 
         Both cover with their probability, and which rows are far does not depend on their targets.
         """
-        lower, upper = self.conformal.bounds(rows.q, levels, side)
+        lower, upper = self.conformal.bounds(rows.q, levels, side, rows.place)
         if self.guard is not None and rows.far is not None and rows.far.any():
-            low, high = self.guard.bounds([each[rows.far] for each in rows.q], levels, side)
+            place = None if rows.place is None else rows.place[rows.far]
+            low, high = self.guard.bounds([each[rows.far] for each in rows.q], levels, side, place)
             lower[rows.far], upper[rows.far] = np.minimum(lower[rows.far], low), np.maximum(upper[rows.far], high)
+        if rows.place is not None:
+            infinite = int(np.isinf(lower if side == "lower" else upper).any(axis=(1, 2)).sum())
+            what = f"{infinite:,} of {len(lower):,} rows have infinite intervals: {self.rule.why_infinite}"
+            warn(*self.rule.notices(rows.place, levels), *([what] if infinite else []))
         return lower * rows.unit[:, :, None], upper * rows.unit[:, :, None]
+
+
+def _with_covariances(fit: Fit, covariances: Sequence[Covariance]) -> list[Fit]:
+    """Return the same fit with another covariance for each output: one fit for all where these have one λ.
+
+    The shares of p* stay those under the λ that leverages are compared under.
+    """
+    if len({covariance.damping for covariance in covariances}) == 1:
+        return [replace(fit, covariance=covariances[0])]
+    found = []
+    for o, covariance in enumerate(covariances):
+        own = {name: getattr(fit, name)[o : o + 1] for name in ("losses", "outputs", "shares", "far")}
+        leverages = fit.leverages[:, o : o + 1] if len(fit.leverages) else fit.leverages
+        found.append(replace(fit, covariance=covariance, leverages=leverages, **own))
+    return found
 
 
 def _in_units(q: Sequence[np.ndarray], half: np.ndarray) -> list[np.ndarray]:
@@ -124,6 +197,7 @@ def _with_noise(
     return [np.column_stack(pair) for pair in zip(q, log_v, strict=True)]
 
 
+@on_free_cores()
 def calibrate(
     spec: FitSpec,
     fits: Sequence[Fit],
@@ -134,8 +208,9 @@ def calibrate(
     joint: bool,
     noise: Any,
     seed: int,
+    rule: QuantileRule,
 ) -> Calibration:
-    """Return the calibration of fits on the rows of `batches`."""
+    """Return the calibration of fits on the rows of `batches`, to whose scores the rule applies."""
     quantiles = spec.task.quantiles
     if quantiles is not None and joint:
         raise ValueError("joint=True is for several outputs; a network that predicts quantiles has one")
@@ -144,12 +219,9 @@ def calibrate(
     networks = [spec.fitted_network(fit) for fit in fits]
     spec.check_weights(networks[0], fits[0])
     covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
-    learnt = [learn(noise if quantiles is None and tune else "none", fit) for fit in fits]
-    constant = next((each for each in learnt if isinstance(each, str)), None)
-    v = [each for of_fit in learnt if not isinstance(of_fit, str) for each in of_fit]
     functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]
     parts, triples, weighted = [], list(zip(fits, networks, functions, strict=True)), False
-    crossed = 0
+    crossed, v, strange = 0, None, ""
     for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
         rows = []
         for fit, network, function in triples:
@@ -160,14 +232,24 @@ def calibrate(
         of_outputs = [of_fit[:, o] for _, of_fit in rows for o in range(of_fit.shape[1])]  # each (b, 2 + L)
         outputs = np.concatenate([part for part, _ in rows], axis=1)
         to = spec.reference(fits, x, outputs, first)
-        if constant is None:
+        if v is None:  # the first rows show whether the noise is that of rows of weight 1
+            v = _learnt(noise if quantiles is None and tune else "none", fits, x.weight is not None)
+        if not isinstance(v, str):
             of_outputs = _with_noise(v, networks[0], x, outputs, of_outputs)
         weighted, crossed = weighted or x.weight is not None, crossed + to.crossed
-        r = (targets_of(targets) - to.centre) / to.unit
-        parts.append((r, to.unit, pair_hashes(networks[0].prepare(x), targets), *of_outputs))
-    if not parts:
+        ranges, hashes = fits[0].ranges, pair_hashes(networks[0].prepare(x), targets)
+        excess = ranges.excess(x)
+        strange = strange or (ranges.farthest(x) if ranges.are_left(excess) else "")
+        parts.append((targets_of(targets), *to[:3], excess, hashes, *of_outputs))
+    if v is None:
         raise ValueError("the calibration data are empty (a generator can be read only once)")
-    r, unit, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
+    y, mean, centre, unit, excess, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
+    assert isinstance(spec.task, Regression)
+    spec.task.check_units(y, mean, "calibrate")
+    suspicions = spec.task.suspicions(fits, y, mean, "the calibration rows", "scaled")
+    if strange and fits[0].n_rows >= MANY_ROWS and fits[0].ranges.are_left(excess):
+        suspicions = [sanity.inputs(float(np.mean(excess > 0)), strange, "the calibration rows")]
+    r = (y - centre) / unit
     formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
     fitted: Any = ConformalScale.fit
     if quantiles is not None:
@@ -176,29 +258,62 @@ def calibrate(
     units = [_unit_of_b(fit, quantiles is not None, weighted or not tune) for fit in fits]
     scales = tuple(replace(each, b=each.b * unit_of_b) for each, unit_of_b in zip(scales, units, strict=True))
     plain = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
-    candidates = plain if constant is not None else [each.with_noise() for each in plain]
+    candidates = plain if isinstance(v, str) else [each.with_noise() for each in plain]
 
     def conformal(candidates: list[Scales]) -> EachOutput:
         if joint:
-            return AllOutputs.fit(r, q, candidates, seed)
-        return EachOutput(tuple(map(fitted, r.T, q, candidates)))
+            return AllOutputs.fit(r, q, candidates, seed, rule)
+        return EachOutput(tuple(map(partial(fitted, rule=rule), r.T, q, candidates)))
 
     after = before = np.nan
     if not joint:
-        after = float(np.mean(list(map(partial(cross_calibrated_score, fitted, seed), r.T, q, candidates, unit.T))))
+        folds = [cross_calibrated_bounds(fitted, seed, rule, *each) for each in zip(r.T, q, candidates, strict=True)]
+        lower, upper = (centre + unit * np.stack(ends, axis=1) for ends in zip(*folds, strict=True))
+        after = mean_score(y, lower, upper, spec.task.units)
     if quantiles is None:
         q_formula = np.stack(in_units_of_noise(fits, formula), axis=1)
         half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + q_formula)
-        before = float((unit * interval_scores(r, -half, half, SCORE_LEVEL)).mean())
+        before = mean_score(y, centre - unit * half, centre + unit * half, spec.task.units)
     training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
     p_values = list(map(drift_p_value, training, h))
     drift = min(1.0, r.shape[1] * min(p_values)) if p_values else np.nan  # Bonferroni: a test for each output
     seen = fits[0].seen
     found = (before, after, drift, seen.share(hashes), seen.repeated)
     far = np.concatenate([fit.far for fit in fits])
-    guard, noise = (None, constant) if constant is not None else (conformal(plain), tuple(v))
-    about = (weighted, crossed, far)
-    return Calibration(covariances, scales, conformal(candidates), guard, noise, *about, *found, n_rows=len(r))
+    chosen, guard = conformal(candidates), None if isinstance(v, str) else conformal(plain)
+    own_share = np.array([output.own_share(of_output) for output, of_output in zip(chosen.outputs, q, strict=True)])
+    leverages = np.stack(h, axis=1)
+    about = (weighted, crossed, far, leverages, *found, len(r), own_share)
+    no_widths = np.full((len(own_share), 2), np.nan)
+    calibration = Calibration(covariances, scales, chosen, guard, v, *about, no_widths, tuple(map(str, suspicions)))
+    few = evenly_spaced(np.arange(len(r)), WIDTH_ROWS)
+    is_far = np.any(leverages > far, axis=1) if len(far) else np.zeros(len(r), dtype=bool)
+    place = rule.own_places(len(r))
+    if place is None:
+        return calibration
+    shown = KnownRows([of_output[few] for of_output in q], unit[few], is_far[few], place[few])
+    return replace(calibration, widths=_widths(calibration, shown, mean[few], centre[few], spec.task.units))
+
+
+def _learnt(noise: Any, fits: Sequence[Fit], weighted: bool) -> tuple[Noise, ...] | str:
+    """Return v of each output, or why it is constant."""
+    learnt = [learn(noise, fit, weighted) for fit in fits]
+    constant = next((each for each in learnt if isinstance(each, str)), None)
+    return tuple(v for of_fit in learnt for v in of_fit) if constant is None else constant  # type: ignore[misc]
+
+
+def _widths(
+    calibration: Calibration, rows: KnownRows, mean: np.ndarray, centre: np.ndarray, units: TargetTransform | None
+) -> np.ndarray:  # (m, 2)
+    """Return the smallest and the largest width of the 95 % intervals of these rows, in the original units."""
+    if calibration.conformal.n_rows < rows_needed(SCORE_LEVEL):
+        return calibration.widths
+    lower, upper = (centre + bound[:, :, 0] for bound in calibration.bounds(rows, (SCORE_LEVEL,), "both"))
+    try:
+        lower, upper = (lower, upper) if units is None else units.to_original_bounds(mean, lower, upper)
+    except ValueError:  # the transform has no inverse there, which `predict` will say
+        return calibration.widths
+    return np.stack([(upper - lower).min(axis=0), (upper - lower).max(axis=0)], axis=1)
 
 
 def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
@@ -223,39 +338,3 @@ def _answers(fit: Fit, covariance: Covariance, scales: Scales, g: GradientBatch)
     """Return q by the formula, the leverage, and q under every λ of the scales."""
     formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.variance(g)
     return np.column_stack([formula, fit.reference.leverage(g), covariance.variances(g, scales.dampings)])
-
-
-def cross_calibrated_score(
-    fitted: Callable[..., ConformalScale],
-    seed: int,
-    residuals: np.ndarray,
-    q: np.ndarray,
-    scales: Scales,
-    unit: np.ndarray,
-) -> float:
-    """Return the mean interval score with each tenth of the rows calibrated by the others; NaN if these are too few."""
-    order = np.random.default_rng(seed).permutation(len(residuals))
-    scores = []
-    for part in np.array_split(order, min(10, len(order))):
-        rest = np.setdiff1d(order, part)
-        if len(rest) < rows_needed(SCORE_LEVEL):
-            return math.nan
-        lower, upper = fitted(residuals[rest], q[rest], scales).bounds(q[part], (SCORE_LEVEL,))
-        scores.append(unit[part] * interval_scores(residuals[part], lower[:, 0], upper[:, 0], SCORE_LEVEL))
-    return float(np.concatenate(scores).mean())
-
-
-def drift_p_value(training: np.ndarray, calibration: np.ndarray) -> float:
-    """Return the p-value of "these are leverages of rows like the training rows"; NaN without training leverages.
-
-    A new row's leverage lies between that of the same row among the training rows, h, and that of the row left out of
-    them, h/(1 − h). Two one-sided Kolmogorov–Smirnov tests: is it smaller than h, is it larger than h/(1 − h)?
-    """
-    if len(training) == 0:
-        return math.nan
-    from scipy.stats import ks_2samp
-
-    rounding = 1e-4  # leverages of equal rows differ by this much at most
-    smaller = ks_2samp(calibration, (1 - rounding) * training, alternative="greater", method="asymp").pvalue
-    larger = ks_2samp(calibration, (1 + rounding) * left_out(training), alternative="less", method="asymp").pvalue
-    return min(1.0, 2 * float(min(smaller, larger)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
+from torch import Tensor
 
 from ..data.inputs import Inputs, as_tensor
 from ..fitting.fit import Fit
@@ -96,11 +97,7 @@ class GivenNoise:
     takes_features: bool
 
     def log(self, x: Inputs, features: np.ndarray) -> np.ndarray:
-        tensors = tuple(tensor.clone() for tensor in x.tensors)
-        given: Any = (
-            tensors[0] if x.single else tensors if x.names is None else dict(zip(x.names, tensors, strict=True))
-        )
-        given = features if self.takes_features else given
+        given = features if self.takes_features else x.map(Tensor.clone).as_given()
         v = as_tensor(self.function(given), f"the noise that {self.name} returns").cpu().double().numpy()
         if v.shape not in ((len(x),), (len(x), 1)):
             raise ValueError(f"noise={self.name} must return one number per row, {len(x)}, got shape {v.shape}")
@@ -115,12 +112,13 @@ class GivenNoise:
         return np.log(v)
 
 
-def learn(noise: Any, fit: Fit) -> list[Noise] | str:
+def learn(noise: Any, fit: Fit, weighted: bool = False) -> list[Noise] | str:
     """Return v for each output of a fit, or why it is constant.
 
     Args:
         noise: "auto", "none", a scikit-learn regressor, or a function of the inputs.
         fit: The fit, with the residuals that it has kept.
+        weighted: Whether it is the noise of rows of weight 1; else that of rows as they came, whatever their weight.
     """
     if isinstance(noise, str):
         if noise not in ("auto", "none"):
@@ -137,7 +135,8 @@ def learn(noise: Any, fit: Fit) -> list[Noise] | str:
     if len(fit.residuals) < ROWS_AT_LEAST:
         return f"{len(fit.residuals)} residuals of training rows are too few to learn the noise from"
     columns_of = zip(*([tensor.numpy() for tensor in piece.tensors] for piece in fit.residuals.pieces), strict=True)
-    bases, outputs, residuals = next(columns_of), *(np.concatenate(parts) for parts in columns_of)
+    bases, outputs, residuals, roots = next(columns_of), *(np.concatenate(parts) for parts in columns_of)
+    residuals = residuals * roots if weighted else residuals
     base = bases[0] if len(bases) == 1 else np.zeros((len(outputs), 0))
     learnt: list[Noise] = []
     for o in range(fit.n_outputs):

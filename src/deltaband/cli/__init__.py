@@ -3,10 +3,8 @@
 import importlib.util
 import sys
 import traceback
-import warnings
 from collections.abc import Sequence
 
-from ..errors import DeltabandWarning
 from .output import Refusal, one_line, strip_control_characters
 
 
@@ -25,13 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Refusal(f"missing {' and '.join(missing)}: pip install 'deltaband[cli]'")
         from .app import run
 
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print(
-                f"deltaband: warning: {' '.join(str(message).split())}", file=sys.stderr
-            )
-            warnings.simplefilter("default", DeltabandWarning)
-            warnings.simplefilter("ignore", FutureWarning)  # torch's, for its own developers
-            return run([word for word in words if word != "--debug"] or ["--help"])
+        return run([word for word in words if word != "--debug"] or ["--help"])
     except KeyboardInterrupt:
         print("deltaband: interrupted", file=sys.stderr)
         return 130

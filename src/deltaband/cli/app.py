@@ -1,13 +1,17 @@
 """The commands, registered with typer, which reads the options."""
 
+import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ..errors import DeltabandWarning
 from ..version import __version__
 from .fit import fit, plan
-from .output import Usage
+from .monitor import monitor
+from .options import as_typed
+from .output import Refusal, Usage, say, with_type
 from .predict import evaluate, inspect, predict, report
 
 app = typer.Typer(
@@ -17,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (plan, fit, predict, evaluate, inspect, report):
+for command in (plan, fit, predict, evaluate, monitor, inspect, report):
     app.command()(command)
 
 
@@ -31,7 +35,7 @@ def about(
     \b
     From a trained network to intervals:
       deltaband plan network:make --train train.csv --target price
-      deltaband fit network:make --weights w.safetensors --train train.csv --target price \\
+      deltaband fit network:make --weights w.safetensors --train train.csv --target price --standardise \\
           --weight-decay 1e-3 --out price.band
       deltaband predict price.band --model network:make --data new.csv --out new_with_bands.csv
       deltaband evaluate price.band --model network:make --data test.csv
@@ -46,10 +50,27 @@ def run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(f"deltaband {__version__}")
         return 0
+    said: set[str] = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        text = as_typed(" ".join(str(message).split()))
+        if text not in said:  # one line for all batches
+            say(f"warning: {text}")
+        said.add(text)
+
     try:
-        code = typer.main.get_command(app).main(list(arguments), prog_name="deltaband", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            warnings.simplefilter("default", DeltabandWarning)
+            warnings.simplefilter("ignore", FutureWarning)  # torch's, for its own developers
+            warnings.filterwarnings("ignore", "X does not have valid feature names")  # they were compared at fit
+            code = typer.main.get_command(app).main(list(arguments), prog_name="deltaband", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
+    except (Refusal, MemoryError, OSError):
+        raise
+    except (ValueError, TypeError) as error:
+        raise Refusal(as_typed(str(error)) or with_type(error)) from error
     except Exception as error:
         if not hasattr(error, "format_message"):  # only errors of typer have it, in whichever module it keeps them
             raise

@@ -5,7 +5,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +15,21 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 import typer
-from torch import Tensor, nn
 
 from .. import storage
 from ..calibration import rows_needed
-from ..errors import warn
+from ..errors import UnreliableFormulaWarning, warn
 from ..intervals import PredictionIntervals
 from . import options
-from .models import load_network, network_dtype
+from .groups import all_labels
+from .groups import calibrate as calibrate_by_groups
+from .models import Made, check_trained, inputs_dtype, load_network
 from .output import Refusal, Usage, join_names, print_result, strip_control_characters, with_type
-from .tables import StoredRows, Table, check_output, open_table, store_rows
+from .rows import Columns, as_stored, store
+from .scaling import check_names, read_scaling, standardisation
+from .tables import Table, check_output, open_table
 
+CALIBRATED = ", which the fit takes"  # why a column of the calibration rows is needed
 MAX_BYTES_IN_MEMORY = 2**27  # stored rows that take more go to a temporary file
 
 
@@ -33,10 +38,13 @@ def plan(
     train: options.Train,
     target: options.OptionalTarget = None,
     features: options.Features = None,
+    exclude: options.Exclude = None,
     weights: options.Weights = None,
     trust: options.Trust = False,
     weight_decay: options.WeightDecay = None,
     damping: options.Damping = None,
+    variance: options.Variance = None,
+    quantiles: options.Quantiles = None,
     engine_text: options.EngineText = "auto",
     memory: options.Memory = None,
     as_json: options.Json = False,
@@ -51,20 +59,26 @@ def plan(
       deltaband plan network:make --train train.csv --target price
       deltaband plan network:make --train train.csv --target price --memory 500MB --json
     """
-    settings = _check_settings(engine_text, memory, weight_decay=weight_decay, damping=damping)
-    rows = _open_training_rows(train, target or [], features, model, weights, trust)
-    n_rows, n_features = sum(map(len, rows.batches)), len(rows.features)
-    x = torch.from_numpy(rows.first[:, :n_features]).to(rows.dtype)
+    rule = {"weight_decay": weight_decay, "damping": damping, "variance": variance}
+    settings = options.settings(engine_text, memory, quantiles, **rule)
+    table = open_table(train)
+    columns = Columns.of(table, target or [], features, exclude)
+    made = load_network(model, weights, trust)
+    dtype = inputs_dtype(made, "input_transform" in made.transforms)
+    settings |= {name: each for name, each in made.transforms.items() if name == "input_transform"}
+    rows = _open_rows(table, columns, made, dtype, settings)
+    n_rows, n_features = sum(map(len, rows.batches)), len(columns.features)
+    x = torch.from_numpy(rows.first[:, :n_features]).to(dtype)
     y = np.zeros((len(x), rows.n_outputs))  # any targets will do, only their number counts
     with redirect_stdout(sys.stderr):
-        found = PredictionIntervals(rows.network, **settings).plan([(x, y)], n_rows=n_rows)
+        found = PredictionIntervals(made.network, **settings).plan([(x, y)], n_rows=n_rows)
     engines = [
         {"engine": str(option), "memory_bytes": option.nbytes, "seconds": option.seconds}
         | {"fits": option.nbytes <= found.memory, "chosen": option == found.chosen}
         for option in found.options
     ]
     sizes = {"rows": n_rows, "parameters": found.problem.n_parameters, "memory_bytes": found.memory}
-    print_result({**sizes, "features": rows.features, "engines": engines}, str(found), as_json)
+    print_result({**sizes, "features": columns.features, "engines": engines}, str(found), as_json)
 
 
 def fit(
@@ -73,19 +87,30 @@ def fit(
     target: options.Target,
     out: Annotated[Path, typer.Option(metavar="X.band", help="The band file to write.")],
     features: options.Features = None,
+    exclude: options.Exclude = None,
     weights: options.Weights = None,
+    own_weights: options.OwnWeights = False,
     trust: options.Trust = False,
-    weight_decay: options.WeightDecay = None,
-    damping: options.Damping = None,
-    loss: options.Loss = "mean",
-    batch_size: options.BatchSize = None,
+    standardise: options.Standardise = False,
+    scaling: options.ScalingFile = None,
     target_mean: options.TargetMean = None,
     target_std: options.TargetStd = None,
+    weight_decay: options.WeightDecay = None,
+    damping: options.Damping = None,
+    loss: options.Loss = None,
+    batch_size: options.BatchSize = None,
+    sample_weight: options.SampleWeight = None,
+    calibration: options.Calibration = None,
+    weighted_calibration: options.WeightedCalibration = False,
+    noise: options.Noise = "auto",
+    variance: options.Variance = None,
+    quantiles: options.Quantiles = None,
+    robust: options.Robust = None,
+    clusters: options.Clusters = None,
+    groups: options.Groups = None,
+    seed: options.Seed = 0,
     engine_text: options.EngineText = "auto",
     memory: options.Memory = None,
-    calibration: options.Calibration = None,
-    noise: options.Noise = "auto",
-    seed: options.Seed = 0,
     force: options.Force = False,
     as_json: options.Json = False,
 ) -> None:
@@ -93,115 +118,133 @@ def fit(
 
     They are fitted to its training rows and saved together with its weights. Give the --weight-decay of the optimiser,
     or λ itself as --damping. With --calibration on rows that the network was not trained on, neither is needed, and
-    intervals cover at least as often as their level says, whatever the network.
+    intervals cover at least as often as their level says, whatever the network. If the network was trained on scaled
+    data, say how: --standardise, --scaling, or a factory that returns the transforms.
 
     \b
     Examples:
-      deltaband fit network:make --weights w.safetensors --train train.csv --target price \\
+      deltaband fit network:make --weights w.safetensors --train train.csv --target price --standardise \\
           --weight-decay 1e-3 --out price.band
-      deltaband fit network:make --weights w.pt --train train.parquet --target price \\
-          --calibration held_out.parquet --out price.band
+      deltaband fit network:make --weights last.ckpt --train train.parquet --target price --exclude id \\
+          --scaling scaling.json --calibration held_out.parquet --out price.band
       deltaband fit exported.pt2 --trust --train train.npz --features X --target y \\
           --damping 7.2 --engine important-directions:rank=200 --out y.band
     """
     start = time.perf_counter()
-    scale = None
-    if target_mean or target_std:
-        if len(target_mean or []) != len(target_std or []):
-            raise Usage("give --target-mean and --target-std together, one of each for every target")
-        scale = np.array(target_mean), np.array(target_std)
     rule = {"weight_decay": weight_decay, "damping": damping, "loss": loss, "batch_size": batch_size}
-    settings = _check_settings(engine_text, memory, **rule, target_transform=scale, noise=noise)
-    if weight_decay is None and damping is None and calibration is None:
-        raise Usage("give --weight-decay or --damping, or --calibration, which needs neither")
-    check_output(out, force, [".band"], [train, weights or train, Path(calibration or train), Path(model)])
+    settings = options.settings(
+        engine_text, memory, quantiles, **rule, noise=noise, variance=variance, robust=robust
+    ) | options.target_scale(target_mean, target_std)
+    given: dict[str, Any] = {"--standardise": standardise, "--scaling": scaling, "--weights": weights}
+    given |= {"--own-weights": own_weights, "--quantiles": quantiles, "--robust": robust, "--clusters": clusters}
+    given |= {"--weight-decay": weight_decay, "--damping": damping, "--calibration": calibration}
+    given |= {"--sample-weight": sample_weight, "--weighted-calibration": weighted_calibration, "--groups": groups}
+    options.check_together(given)
+    read = [train, weights or train, scaling or train, Path(calibration or train), Path(model)]
+    check_output(out, force, [".band"], read)
     fraction, other = _open_calibration(calibration)
-    rows = _open_training_rows(train, target, features, model, weights, trust)
-    if scale is not None and len(scale[0]) != len(rows.targets):
-        raise Usage(f"--target-mean and --target-std: give one of each for every target, {len(rows.targets)}")
-    held_out: Iterator[np.ndarray] = iter(())
-    if other is not None:
-        columns = other.select([*rows.features, *rows.targets])
-        held_out = other.numbers(columns, rows.dtype, f"checking {other.path.name}")
-    band = PredictionIntervals(rows.network, **settings)
-    with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as file, redirect_stdout(sys.stderr):
-        drawn = np.random.default_rng(seed).random(store_rows(file, rows.batches)) < fraction
-        selected = np.append(drawn, np.ones(store_rows(file, held_out), dtype=bool))  # for the calibration
-        if selected.all() or (calibration is not None and not selected.any()):
-            raise Refusal(f"{train} has no rows left for {'the fit' if selected.all() else 'calibration'}")
-        stored = StoredRows(file, len(rows.features), len(rows.targets), rows.dtype, ~selected, scale or (0.0, 1.0))
-        band.fit(stored, n_rows=stored.n_rows, progress=sys.stderr.isatty())
+    table = open_table(train)
+    excluded = [*(exclude or []), *([groups] if groups in table.names and not features else [])]
+    columns = Columns.of(table, target, features, list(dict.fromkeys(excluded)), sample_weight, clusters)
+    labels = None if groups is None else all_labels(other or table, groups)
+    if target_mean and len(target_mean) != len(columns.targets):
+        raise Usage(f"--target-mean and --target-std: give one of each for every target, {len(columns.targets)}")
+    file_scaling = None
+    if scaling is not None:
+        needed = [] if target_mean else columns.targets
+        file_scaling = read_scaling(scaling, columns.features, needed, table.names)
+    made = load_network(model, weights, trust, watched=weights is None and not own_weights)
+    check_trained(made, model)
+    transforms = made.transforms
+    if transforms and (standardise or scaling is not None):
+        option = "--standardise" if standardise else "--scaling"
+        raise Usage(f"{model} returns {' and '.join(transforms)} itself: leave {option} out")
+    check_names(transforms, columns, model)
+    if "target_transform" in transforms:
+        if target_mean:
+            raise Usage(f"{model} returns target_transform itself: leave --target-mean and --target-std out")
+        settings |= {"targets": "original"}
+    dtype = inputs_dtype(made, standardise or scaling is not None or "input_transform" in transforms)
+    rows = _open_rows(table, columns, made, dtype, settings | transforms)
+    held_out_columns = replace(columns, clusters=None, weight=sample_weight if weighted_calibration else None)
+    with (
+        tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as file,
+        tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as other_file,
+        redirect_stdout(sys.stderr),
+    ):
+        stored = store(file, columns, rows.batches, dtype)
+        drawn = np.random.default_rng(seed).random(stored.n_rows) < fraction
+        held_out = replace(stored, selected=drawn)
+        if other is not None:
+            held_out = store(other_file, held_out_columns, held_out_columns.read(other, dtype, CALIBRATED), dtype)
+        stored = replace(stored, selected=~drawn, extras=columns.extras)
+        if stored.n_rows == 0 or (calibration is not None and held_out.n_rows == 0):
+            raise Refusal(f"{train} has no rows left for {'calibration' if stored.n_rows else 'the fit'}")
+        if standardise:
+            file_scaling = standardisation(stored, targets=not target_mean)
+        if file_scaling is not None:
+            transforms = {"input_transform": file_scaling.of(columns.features)}
+            if not target_mean:
+                transforms["target_transform"] = file_scaling.of(columns.targets)
+                settings |= {"targets": "original"}
+        if columns.extras:
+            settings |= {"batch": as_stored}
+        band = PredictionIntervals(made.network, **settings | transforms)
+        with warnings.catch_warnings():
+            if calibration is not None:  # which makes up for it
+                warnings.simplefilter("ignore", UnreliableFormulaWarning)
+            band.fit(stored, n_rows=stored.n_rows, progress=sys.stderr.isatty())
         if calibration is not None:
-            band.calibrate(replace(stored, selected=selected, progress_label="calibrating"), noise=noise, seed=seed)
-    n_calibration, needed = int(selected.sum()), rows_needed(0.95)
-    if calibration is not None and n_calibration < needed:
+            extras = ["sample_weight"] if weighted_calibration else []
+            held_out = replace(held_out, extras=extras, progress_label="calibrating")
+            if labels is None:
+                band.calibrate(held_out, noise=noise, seed=seed)
+            else:
+                calibrate_by_groups(band, held_out, labels[held_out.selected], noise=noise, seed=seed)
+    n_calibration, needed_rows = held_out.n_rows, rows_needed(0.95)
+    if calibration is not None and n_calibration < needed_rows:
         highest = n_calibration / (n_calibration + 1)
-        warn(f"{n_calibration} calibration rows allow levels up to {highest:.3g}: 0.95 needs {needed} of them")
+        warn(f"{n_calibration} calibration rows allow levels up to {highest:.3g}: 0.95 needs {needed_rows} of them")
     megabytes = f"{storage.size(band, weights=True) / 1e6:,.4g} MB"
     if sys.stderr.isatty():
         print(f"writing {strip_control_characters(str(out))}, {megabytes}", file=sys.stderr)
-    names = {"features": rows.features, "targets": rows.targets}
-    notes = {"model": model, **{kind: json.dumps(each) for kind, each in names.items()}, "train": train.name}
+    names = {"features": columns.features, "targets": columns.targets}
+    scales = {} if file_scaling is None else {"scaling": file_scaling.about()}
+    notes = {"model": model, **{kind: json.dumps(each) for kind, each in (names | scales).items()}, "train": train.name}
     notes |= {} if calibration is None else {"calibration": calibration}
+    notes |= {} if groups is None else {"groups": groups}
     storage.save(band, out, weights=True, notes=notes, overwrite=force)
     sizes = {"bytes": out.stat().st_size, "rows": band.n_rows_, "calibration_rows": n_calibration or None}
     found = {name: getattr(band, f"{name}_") for name in ("damping", "effective_parameters", "noise_std")}
     found = {"parameters": band.n_parameters_, **found, "seconds": time.perf_counter() - start}
-    text = f"saved {out}, {megabytes}: {', '.join(rows.targets)} from {join_names(rows.features)}"
-    print_result({"out": out, **sizes, **names, **found}, f"{band.summary()}\n{text}", as_json)
+    text = f"saved {out}, {megabytes}: {', '.join(columns.targets)} from {join_names(columns.features)}"
+    print_result({"out": out, **sizes, **names, **scales, **found}, f"{band.summary()}\n{text}", as_json)
 
 
-class _TrainingRows(NamedTuple):
-    """The network and its training rows, of which only the first batch has been read."""
+class _Rows(NamedTuple):
+    """Rows of which only the first batch has been read, and what the network returns for them."""
 
-    network: nn.Module
     n_outputs: int
-    dtype: torch.dtype
-    features: list[str]
-    targets: list[str]
-    first: np.ndarray  # (b, features + targets)
+    first: np.ndarray  # (b, all columns)
     batches: Iterator[np.ndarray]  # of all rows, the first batch included
 
 
-def _open_training_rows(
-    path: Path, target: Sequence[str], features: Sequence[str] | None, model: str, weights: Path | None, trust: bool
-) -> _TrainingRows:
-    """Load the network, and check on the first rows that it takes the features and returns the targets."""
-    table = open_table(path)
-    targets = table.select(target)
-    chosen = table.select(features) if features else [name for name in table.names if name not in targets]
-    if both := set(chosen).intersection(targets):
-        raise Usage(f"column {min(both)!r} cannot be both a feature and a target")
-    if not chosen:
-        raise Refusal(f"{path} has no columns except the targets")
-    network = load_network(model, weights, trust)
-    dtype = network_dtype(network)
-    batches = table.numbers([*chosen, *targets], dtype, f"checking {path.name}")
+def _open_rows(table: Table, columns: Columns, made: Made, dtype: torch.dtype, settings: Mapping[str, Any]) -> _Rows:
+    """Check on the first rows that the network takes the features and returns the targets."""
+    batches = columns.read(table, dtype)
     first = next(batches)
-    device = next((w.device for w in network.parameters()), None)
+    features, targets = columns.features, columns.targets
     try:
-        with torch.no_grad(), redirect_stdout(sys.stderr):
-            y = network(torch.from_numpy(first[:2, : len(chosen)]).to(device, dtype))
+        with redirect_stdout(sys.stderr):
+            spec = PredictionIntervals(made.network, **settings).spec
+            m = spec.model_outputs(spec.inputs(torch.from_numpy(first[:2, : len(features)]).to(dtype))).shape[1]
     except Exception as error:
-        given = f"{len(chosen)} features ({join_names(chosen)})"
-        raise Refusal(f"the network failed on {given}: {with_type(error)}; see --features") from error
-    if not isinstance(y, Tensor):
-        raise Refusal(f"the network returns {type(y).__name__}: let the factory return one that picks the prediction")
-    m = y[0].numel() if y.ndim else 1  # other problems are reported by the library
+        given = f"{len(features)} features ({join_names(features)})"
+        raise Refusal(f"the network failed on {given}: {options.as_typed(with_type(error))}; see --features") from error
     if targets and m != len(targets):
         given = f"the number of targets is {len(targets)}: {join_names(targets)}"
-        raise Refusal(f"the network returns {m} numbers per row, but {given}")
-    return _TrainingRows(network, m, dtype, chosen, targets, first, itertools.chain([first], batches))
-
-
-def _check_settings(engine_text: str, memory: str | None, **settings: Any) -> dict[str, Any]:
-    """Return the keywords of PredictionIntervals, checked before any file is read."""
-    settings |= {"engine": options.engine(engine_text), "memory": None if memory is None else options.nbytes(memory)}
-    try:
-        PredictionIntervals(nn.PReLU(), **settings)  # any module will do
-    except (TypeError, ValueError) as error:
-        raise Usage(str(error)) from error
-    return settings
+        raise Refusal(f"the network returns {m} numbers per row, but {given}; see --variance and --quantiles")
+    return _Rows(m, first, itertools.chain([first], batches))
 
 
 def _open_calibration(text: str | None) -> tuple[float, Table | None]:

@@ -2,10 +2,10 @@
 
 import importlib
 import json
-import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +14,33 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..intervals import PredictionIntervals
-from .output import Refusal, Usage, check_file, near, one_line, with_type
+from .initialised import RandomNumbers
+from .output import Refusal, Usage, check_file, join_names, near, one_line, with_type
+from .weights import load_weights, set_weights
+
+TRANSFORMS = ("input_transform", "target_transform")  # that a factory may return after the network, in this order
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a factory returned, or a file of torch.export."""
+
+    network: nn.Module  # in eval mode
+    transforms: dict[str, Any] = field(default_factory=dict)  # those of TRANSFORMS that it returned
+    initial: Sequence[str] = ()  # weights that are still the random numbers of their initialisation
+
+    @property
+    def dtype(self) -> torch.dtype:
+        weights = self.network.parameters()
+        return next((w.dtype for w in weights if w.is_floating_point() and w.requires_grad), torch.float32)
 
 
 class LoadedBand(NamedTuple):
     band: PredictionIntervals
-    dtype: torch.dtype  # of the network
+    dtype: torch.dtype  # that inputs are given in
     features: list[str]
     targets: list[str]
+    groups: str | None = None  # the column that the groups of the calibration were in
 
 
 def load_band(
@@ -43,23 +62,49 @@ def load_band(
         if saved is None and not given:
             raise Usage(f"{path} was saved without the names of its {kind}: give {option}")
         names.append(",".join(given).split(",") if given else list(json.loads(saved)))
-    network = load_network(model, trust=trust)
+    made = load_network(model, trust=trust)
     if about["holds_weights"]:  # otherwise the factory's own must be those of the fit, which loading checks
-        _set_weights(network, storage.weights(path), path)
-    return LoadedBand(PredictionIntervals.load(path, network), network_dtype(network), *names)
+        set_weights(made.network, storage.weights(path), path)
+    if missing := next((name for name in TRANSFORMS if name in about["functions"].keys() - made.transforms), None):
+        function = f"{missing}={about['functions'][missing]}"
+        raise Refusal(f"{path} was fitted with {function}, which no file holds: let the factory of --model return it")
+    needed = {name: each for name, each in made.transforms.items() if name in about["functions"]}
+    band = PredictionIntervals.load(path, made.network, **needed)
+    dtype = inputs_dtype(made, band.spec.input_transform is not None)
+    return LoadedBand(band, dtype, names[0], names[1], about["notes"].get("groups"))
 
 
-def load_network(model: str, weights: Path | None = None, trust: bool = False) -> nn.Module:
-    """Return the network in eval mode; nothing is imported but the module that `model` names."""
+def load_network(model: str, weights: Path | None = None, trust: bool = False, watched: bool = False) -> Made:
+    """Make the network; nothing is imported but the module that `model` names. `watched` is for `check_trained`."""
     with redirect_stdout(sys.stderr):
-        network = _load_exported(Path(model), trust) if model.endswith(".pt2") else _make_network(model)
+        if model.endswith(".pt2"):
+            made = Made(_load_exported(Path(model), trust))
+        elif watched:
+            RandomNumbers.load()
+            with current_folder_first(), RandomNumbers() as random_numbers:
+                made = _make(model)
+            made = replace(made, initial=list(random_numbers.names(made.network)))
+        else:
+            with current_folder_first():
+                made = _make(model)
     if weights is not None:
-        _set_weights(network, _read_weights(check_file(weights)), weights)
-    return network
+        load_weights(made.network, check_file(weights))
+    return made
 
 
-def network_dtype(model: nn.Module) -> torch.dtype:
-    return next((w.dtype for w in model.parameters() if w.is_floating_point() and w.requires_grad), torch.float32)
+def inputs_dtype(made: Made, transformed: bool) -> torch.dtype:
+    """Return the precision of inputs: that of the network, but float64 where they are transformed before rounding."""
+    return torch.float64 if transformed else made.dtype
+
+
+def check_trained(made: Made, model: str) -> None:
+    """Raise if weights are still those of the initialisation, which nobody wants intervals for."""
+    if made.initial:
+        what = (
+            f"the weights of {model} are the random numbers that it was initialised with ({join_names(made.initial)})"
+        )
+        advice = "give --weights FILE, or let the factory load them; if they are right, give --own-weights"
+        raise Refusal(f"{what}: {advice}")
 
 
 @contextmanager
@@ -76,8 +121,7 @@ def current_folder_first() -> Iterator[None]:
         sys.path[:] = [*(each for each in sys.path if each != here), here]
 
 
-@current_folder_first()
-def _make_network(model: str) -> nn.Module:
+def _make(model: str) -> Made:
     module_name, _, path = model.partition(":")
     if not module_name or not path:
         raise Usage(f"MODEL must be package.module:factory, or a .pt2 file of torch.export, got {model!r}")
@@ -91,13 +135,25 @@ def _make_network(model: str) -> nn.Module:
             raise Refusal(f"module {module_name} has no {part!r}{near(part, known)}")
         value = getattr(value, part)
     try:
-        network = value() if callable(value) and not isinstance(value, nn.Module) else value
+        returned = value() if callable(value) and not isinstance(value, nn.Module) else value
     except (Exception, SystemExit) as error:
         raise Refusal(f"{model} raised {with_type(error)}") from error
+    network, transforms = _network_and_transforms(returned, model)
+    return Made(network.eval(), transforms)
+
+
+def _network_and_transforms(returned: Any, model: str) -> tuple[nn.Module, dict[str, Any]]:
+    parts = returned if isinstance(returned, Mapping) else {"model": returned}
+    if isinstance(returned, tuple | list) and len(returned) <= 1 + len(TRANSFORMS):
+        parts = dict(zip(("model", *TRANSFORMS), returned, strict=False))
+    if unknown := next((name for name in parts if name not in ("model", *TRANSFORMS)), None):
+        expected = f"expected model, {' and '.join(TRANSFORMS)}"
+        raise Refusal(f"{model} returns a dictionary with {unknown!r}; {expected}")
+    network = parts.get("model")
     if not isinstance(network, nn.Module):
         expected = "a torch.nn.Module is expected, or a function without arguments that returns one"
-        raise Refusal(f"{model} gives {type(network).__name__}; {expected}")
-    return network.eval()
+        raise Refusal(f"{model} gives {type(network).__name__}; {expected}, alone or with {' and '.join(TRANSFORMS)}")
+    return network, {name: parts[name] for name in TRANSFORMS if parts.get(name) is not None}
 
 
 @current_folder_first()
@@ -113,37 +169,6 @@ def import_module(name: str, option: str = "") -> Any:
         hint = near(missing, [path.stem for path in Path().glob("*.py")])
         where = "neither in the current folder nor installed"
         raise Refusal(f"{option}there is no module {missing!r}{hint}, {where}") from error
-
-
-def _read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Read a state dict from safetensors or from torch.save; never anything that could run code."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        why = "anything else could run code and is not loaded: save model.state_dict(), or as safetensors"
-        raise Refusal(f"{path} does not hold tensors alone; {why}") from error
-    except Exception as error:  # the type depends on where the file is damaged
-        raise Refusal(f"{path} could not be read as a state dict: {one_line(error)}") from error
-    if not isinstance(state, dict):
-        raise Refusal(f"{path} is not a state dict: it holds {type(state).__name__}; save model.state_dict() alone")
-    if other := next((name for name, value in state.items() if not isinstance(value, Tensor)), None):
-        raise Refusal(f"{path} is not a state dict: its entry {other!r} is not a tensor; save model.state_dict() alone")
-    return state
-
-
-def _set_weights(model: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
-    own = model.state_dict()
-    for name in [*own, *state]:
-        given, expected = (tuple(each[name].shape) if name in each else "missing" for each in (state, own))
-        if given != expected:
-            hint = near(name, (own.keys() | state.keys()) - {name}) if "missing" in (given, expected) else ""
-            fit = f"{name!r} is {given} in {source} and {expected} in the network{hint}"
-            raise Refusal(f"the weights do not fit the network: {fit}")
-    model.load_state_dict(state)
 
 
 def _load_exported(path: Path, trust: bool) -> nn.Module:

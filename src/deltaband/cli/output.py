@@ -27,10 +27,10 @@ class Usage(Refusal):
 
 def near(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'X'?)" for the most similar known name, or an empty text."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     if not matches:  # difflib is case-sensitive
         folded = {each.casefold(): each for each in known}
-        matches = [folded[each] for each in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)]
+        matches = [folded[each] for each in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)]
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
@@ -47,6 +47,11 @@ def print_result(result: Mapping[str, Any], text: str, as_json: bool) -> None:
         plain = json.loads(encoded, parse_constant=lambda _: None)  # NaN and ∞ become null
         text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
     print(strip_control_characters(text), flush=True)
+
+
+def say(text: str) -> None:
+    """Print what was done that is not a result, on stderr."""
+    print(f"deltaband: {strip_control_characters(text)}", file=sys.stderr)
 
 
 def strip_control_characters(text: str) -> str:

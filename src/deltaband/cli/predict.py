@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,21 +13,17 @@ import torch
 import typer
 
 from .. import metrics, storage
-from ..results import Intervals, interval_arrays, level_name
+from ..results import Intervals, check_kind_and_side, interval_arrays, level_name
 from ..storage.container import atomic
 from . import options
+from .groups import column, labels
 from .models import LoadedBand, load_band
 from .output import Refusal, check_file, format_fields, format_table, print_result
-from .tables import WRITERS, check_output, group_values, open_table, to_numbers
+from .tables import WRITERS, check_output, group_values, open_table, suffix, to_numbers
 
 FITTED_WITH = ", which the band was fitted with"  # why a column is needed
+SLAB_ROWS_AT_MOST = 100_000  # of which features are kept in memory
 PREDICTED = ", which the band predicts, and which is needed here"
-METRICS: dict[str, Callable[[np.ndarray, Intervals], Any]] = {
-    "coverage": metrics.coverage,
-    "mean_width": lambda y, intervals: np.asarray(intervals.width).mean(axis=0),
-    "interval_score": metrics.interval_score,
-    "width_error_correlation": metrics.width_error_correlation,
-}
 
 
 def predict(
@@ -36,6 +32,11 @@ def predict(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The rows of --data with more columns; any format.")],
     model: options.SavedModel = None,
     level: options.Level = None,
+    kind: options.Kind = "observation",
+    side: options.SideText = "both",
+    sample_weight: options.SavedSampleWeight = None,
+    groups: options.SavedGroups = None,
+    unknown: options.Unknown = "error",
     features: options.SavedFeatures = None,
     target: options.SavedTargets = None,
     trust: options.Trust = False,
@@ -44,28 +45,34 @@ def predict(
 ) -> None:
     """Add predictions and their bounds to a file.
 
-    The new columns are prediction, and lower_95 and upper_95 for each level; with several targets their names follow:
-    prediction_price, lower_95_price. Calibrated intervals have a column far, true for rows far from the training rows.
-    Other columns are copied. CSV and Parquet files are read and written in batches; .npz files are held in memory.
+    The new columns are prediction, and lower_95 and upper_95 for each level, or one of them with --side; with several
+    targets their names follow: prediction_price, lower_95_price. Calibrated intervals have a column far, true for rows
+    far from the training rows. Other columns are copied. The rows are as they were for fit: if it was told how data are
+    scaled, so is the band. CSV and Parquet files are read and written in batches; .npz files are held in memory.
 
     \b
     Examples:
       deltaband predict price.band --model network:make --data new.csv --out new_with_bands.csv
       deltaband predict price.band --model network:make --data new.parquet --level 0.5 --level 0.9 --out bands.parquet
+      deltaband predict price.band --model network:make --data new.csv.gz --side upper --level 0.99 --out limits.csv
     """
     levels = options.check_levels(level or [0.95])
+    options.checked(check_kind_and_side, kind, side)
     check_output(out, force, WRITERS)
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
     inputs = source.select(loaded.features, FITTED_WITH)
-    suffixes = [""] if len(loaded.targets) == 1 else [f"_{name}" for name in loaded.targets]
-    bounds = [f"{side}_{level_name(each)}" for each in levels for side in ("lower", "upper")]
-    added = [f"{name}{suffix}" for suffix in suffixes for name in ["prediction", *bounds]]
-    added += ["far"] if loaded.band.calibration_ is not None else []
+    weights = source.select([sample_weight] if sample_weight else [])
+    by_group = None if kind == "mean" else column(loaded, groups, source, unknown)
+    endings = [""] if len(loaded.targets) == 1 else [f"_{name}" for name in loaded.targets]
+    sides = [each for each in ("lower", "upper") if side in (each, "both")]
+    bounds = [f"{each}_{level_name(level)}" for level in levels for each in sides]
+    added = [f"{name}{ending}" for ending in endings for name in ["prediction", *bounds]]
+    added += ["far"] if loaded.band.calibration_ is not None and kind == "observation" else []
     if taken := next((name for name in added if name in source.names), None):
         raise Refusal(f"{data} has a column {taken!r} already: rename or drop it")
     known_targets = [name for name in loaded.targets if name in source.names]
-    convert = data.suffix.lower() == ".csv" != out.suffix.lower()  # text in CSV, numbers elsewhere
+    convert = suffix(data).startswith(".csv") and not suffix(out).startswith(".csv")  # text in CSV, numbers elsewhere
     n = 0
 
     def rows_with_intervals() -> Iterator[pa.RecordBatch]:
@@ -76,10 +83,13 @@ def predict(
                 y = to_numbers(rows, known_targets, data, n, allow_missing=True)
                 for name, column in zip([*inputs, *known_targets], np.hstack([x, y]).T, strict=True):
                     rows = rows.set_column(rows.schema.names.index(name), name, pa.array(column.copy()))
-            intervals = _predict(loaded, x, levels)
+            given = to_numbers(rows, weights, data, n) if weights else None
+            others = {} if by_group is None else {"groups": labels(rows, by_group, data, n), "unknown": unknown}
+            intervals = _predict(loaded, x, levels, given, kind=kind, side=side, **others)
             mean, lower, upper = interval_arrays(intervals)
-            sides = np.stack([lower, upper], axis=3).reshape(*mean.shape, -1)
-            columns = list(np.concatenate([mean[:, :, None], sides], axis=2).reshape(len(x), -1).T)
+            ends = np.stack([{"lower": lower, "upper": upper}[each] for each in sides], axis=3)
+            numbers = np.concatenate([mean[:, :, None], ends.reshape(*mean.shape, -1)], axis=2)
+            columns = list(numbers.reshape(len(x), -1).T)
             columns += [] if intervals.far is None else [intervals.far.numpy()]
             for name, column in zip(added, columns, strict=True):
                 rows = rows.append_column(name, pa.array(column))
@@ -87,7 +97,7 @@ def predict(
             n += len(rows)
 
     with atomic(out, overwrite=force) as temporary:
-        WRITERS[out.suffix.lower()](temporary, rows_with_intervals())
+        WRITERS[suffix(out)](temporary, rows_with_intervals())
     print_result({"out": out, "rows": n, "columns": added}, f"{n:,} rows with {', '.join(added)} in {out}", as_json)
 
 
@@ -96,6 +106,9 @@ def evaluate(
     data: options.Data,
     model: options.SavedModel = None,
     level: options.Level = None,
+    sample_weight: options.SavedSampleWeight = None,
+    groups: options.SavedGroups = None,
+    unknown: options.Unknown = "error",
     features: options.SavedFeatures = None,
     target: options.SavedTargets = None,
     trust: options.Trust = False,
@@ -105,7 +118,9 @@ def evaluate(
 
     The rows have known targets, and the network was not trained on them. coverage is the share of targets within the
     interval; mean_width and interval_score (lower is better: misses are penalised) are in the target's units;
-    width_error_correlation shows whether wide intervals are where errors are large.
+    width_error_correlation shows whether wide intervals are where errors are large. worst_slab_coverage is the coverage
+    between the two parallel planes where it is lowest, of at least 100 rows; pinball_loss and crps are lower for better
+    bounds. A band calibrated by groups is measured group by group as well.
 
     \b
     Examples:
@@ -116,21 +131,36 @@ def evaluate(
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
     columns = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
-    k = len(loaded.features)
-    parts = []  # of the rows nothing else is kept
-    for values in source.numbers(columns, loaded.dtype, "evaluating"):
-        parts.append((values[:, k:], *interval_arrays(_predict(loaded, values[:, :k], levels))))
+    columns += source.select([sample_weight] if sample_weight else [])
+    by_group = column(loaded, groups, source, unknown)
+    k, m = len(loaded.features), len(loaded.targets)
+    kept: list[np.ndarray] = []
+    found: list[str] = []
+    named: dict[str, Any] = {}
+    parts = []  # of more rows than a slab is searched for among nothing else is kept
+    needed = list(dict.fromkeys([*columns, *([by_group] if by_group else [])]))
+    for n, rows in source.batches(needed, "evaluating"):
+        x, y, weight = np.split(to_numbers(rows, columns, data, n, dtype=loaded.dtype), [k, k + m], axis=1)
+        if by_group is not None:
+            named = {"groups": labels(rows, by_group, data, n), "unknown": unknown}
+            found += named["groups"]
+        intervals = _predict(loaded, x, levels, weight if sample_weight else None, **named)
+        parts.append((y, *interval_arrays(intervals)))
+        kept += [x] if n + len(x) <= SLAB_ROWS_AT_MOST else []
     y, mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
-    intervals = Intervals(mean, lower, upper, levels)
-    scores = {name: np.reshape(metric(y, intervals), (-1, len(levels))) for name, metric in METRICS.items()}
-    scores["rmse"] = np.sqrt(np.square(y - intervals.mean).mean(axis=0))[:, None].repeat(len(levels), axis=1)
-    results = [
-        {"target": name, "level": each} | {key: float(score[o, j]) for key, score in scores.items()}
-        for o, name in enumerate(loaded.targets)
-        for j, each in enumerate(levels)
-    ]
+    joint = (calibration := loaded.band.calibration_) is not None and calibration.is_joint
+    about_rows: dict[str, Any] = {
+        "x": np.concatenate(kept) if sum(map(len, kept)) == len(y) else None,
+        "groups": found or None,
+    }
+    scores = metrics.evaluate(y, Intervals(mean, lower, upper, levels), loaded.targets, joint=joint, **about_rows)
+    results = [{"target": row.pop("output")} | row for row in scores.rows()]
+    about: dict[str, Any] = {"rows": len(y), "results": results}
     text = f"{len(y):,} rows of {data}\n{format_table(results)}"
-    print_result({"rows": len(y), "results": results}, text, as_json)
+    if scores.by_group is not None:
+        about["groups"] = scores.group_rows()
+        text += f"\n{format_table(about['groups'])}"
+    print_result(about, text, as_json)
 
 
 def inspect(band: options.BandFile, as_json: options.Json = False) -> None:
@@ -144,8 +174,11 @@ def inspect(band: options.BandFile, as_json: options.Json = False) -> None:
     """
     about = storage.inspect(check_file(band))
     notes = about["notes"]
-    notes |= {key: json.loads(notes[key]) for key in ("features", "targets") if key in notes}
+    notes |= {key: json.loads(notes[key]) for key in ("features", "targets", "scaling") if key in notes}
     others = {key: value for key, value in about.items() if key not in ("summary", "parameters", "fingerprint")}
+    if "scaling" in notes:
+        lines = {name: f"mean {each['mean']:.5g}, std {each['std']:.5g}" for name, each in notes["scaling"].items()}
+        others["notes"] = notes | {"scaling": lines}
     print_result(about, f"{about['summary']}\n\n{format_fields(others)}", as_json)
 
 
@@ -154,7 +187,10 @@ def report(
     data: options.Data,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
     by: options.By = None,
+    groups: options.SavedGroups = None,
+    unknown: options.Unknown = "error",
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the page.")] = None,
+    watch: Annotated[bool, typer.Option("--monitor", help="Add what `deltaband monitor` finds in these rows.")] = False,
     model: options.SavedModel = None,
     level: Annotated[float, typer.Option(metavar="LEVEL", help="Between 0 and 1.")] = 0.95,
     features: options.SavedFeatures = None,
@@ -176,24 +212,51 @@ def report(
     options.check_levels([level])
     check_output(out, force, [".html"], (band, data))
     source = open_table(data)
-    groups = source.select(by or [])
+    shown = source.select(by or [])
     loaded = load_band(band, model, trust, features, target)
+    by_group = column(loaded, groups, source, unknown)
     needed = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
-    parts = [rows for _, rows in source.batches(list(dict.fromkeys([*needed, *groups])))]
+    parts = [
+        rows for _, rows in source.batches(list(dict.fromkeys([*needed, *shown, *([by_group] if by_group else [])])))
+    ]
     rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
     x = torch.from_numpy(to_numbers(rows, loaded.features, data, dtype=loaded.dtype)).to(loaded.dtype)
     y = to_numbers(rows, loaded.targets, data)
-    columns = {name: group_values(rows.column(name)) for name in groups} or None
+    columns = {name: group_values(rows.column(name)) for name in shown} or None
+    others: dict[str, Any] = {}
+    if by_group is not None:
+        others = {"groups": labels(rows, by_group, data), "unknown": unknown}
+        columns = {by_group: others["groups"]} | (columns or {})
     settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
+    monitor = loaded.band.monitor(level) if watch else None
     with redirect_stdout(sys.stderr):
+        if monitor is not None:
+            monitor.update(x, y)
         html = page(
-            loaded.band, x, y, level=level, columns=columns, outputs=loaded.targets, title=title, settings=settings
+            loaded.band,
+            x,
+            y,
+            level=level,
+            columns=columns,
+            outputs=loaded.targets,
+            title=title,
+            settings=settings,
+            monitor=monitor,
+            **others,
         )
     with atomic(out, overwrite=force) as temporary:
         temporary.write_text(html, encoding="utf-8")
-    print_result({"out": out, "rows": len(y), "by": groups}, f"{len(y):,} rows in {out}", as_json)
+    print_result({"out": out, "rows": len(y), "by": shown}, f"{len(y):,} rows in {out}", as_json)
 
 
-def _predict(loaded: LoadedBand, x: np.ndarray, levels: Sequence[float]) -> Intervals:
+def _predict(
+    loaded: LoadedBand, x: np.ndarray, levels: Sequence[float], weight: np.ndarray | None = None, **others: Any
+) -> Intervals:
+    if weight is not None:
+        others["sample_weight"] = weight[:, 0]
+        calibration = loaded.band.calibration_ if others.get("kind") != "mean" else None
+        if calibration is not None and not calibration.weighted:
+            advice = "fit with --weighted-calibration, or leave --sample-weight out"
+            raise Refusal(f"the band was calibrated without weights: {advice}")
     with redirect_stdout(sys.stderr):
-        return loaded.band.predict(torch.from_numpy(x).to(loaded.dtype), level=list(levels))
+        return loaded.band.predict(torch.from_numpy(x).to(loaded.dtype), level=list(levels), **others)

@@ -1,11 +1,11 @@
-"""Tables in files, read and written batch by batch: CSV, Parquet and npz, by the suffix of the file.
+"""Tables in files, read and written batch by batch: CSV, also compressed, Parquet and npz, by the suffix of the file.
 
 Cells of a CSV file stay text until `to_numbers` converts them: columns which are only copied stay as they are.
 """
 
 import csv
+import gzip
 import itertools
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 import torch
-from torch import Tensor
 
 from ..storage.container import writable
 from .output import Refusal, Usage, check_file, join_names, near, progress_bar
 
 CSV_BLOCK_BYTES = 2**20
 BATCH_ROWS = 8192  # of the other formats
+UNREADABLE = (pa.ArrowInvalid, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError)  # damaged files
 MISSING_TEXTS = ("", "na", "n/a", "nan", "null", "none")
 
 
@@ -36,6 +36,7 @@ class Table:
     read: Callable[[list[str]], Iterable[pa.RecordBatch]]  # all rows of these columns, from the first row at each call
     n_rows: int | None = None  # None: unknown before the last row is read
     arrays: Mapping[str, list[str]] = field(default_factory=dict)  # the columns of each npz array
+    index: Sequence[str] = ()  # columns that a data frame had as its index
 
     def batches(self, names: Sequence[str] = (), label: str | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows of all or the named columns, at least one, each batch after the number of rows before it."""
@@ -47,7 +48,7 @@ class Table:
                         yield n, rows
                     n += len(rows)
                     bar.update(len(rows))
-            except pa.ArrowInvalid as error:
+            except UNREADABLE as error:
                 raise Refusal(f"{self.path} could not be read: {error}") from error
         if n == 0:
             raise Refusal(f"{self.path} has no rows")
@@ -71,58 +72,24 @@ class Table:
         return selected
 
 
+def suffix(path: Path) -> str:
+    """Return the suffix of a file as the tables here know it, such as .csv.gz."""
+    return next((each for each in READERS if path.name.lower().endswith(each)), path.suffix.lower())
+
+
 def open_table(path: Path) -> Table:
-    if path.suffix.lower() not in READERS:
+    if suffix(path) not in READERS:
         raise Refusal(f"{path}: the suffix must be one of {', '.join(READERS)}")
     check_file(path)
     try:
-        table = READERS[path.suffix.lower()](path)
+        table = READERS[suffix(path)](path)
     except UnicodeDecodeError as error:
         raise Refusal(f"{path} is not in UTF-8 (byte {error.start}): save it as UTF-8") from error
-    except (pa.ArrowException, zipfile.BadZipFile) as error:
+    except (pa.ArrowException, *UNREADABLE) as error:
         raise Refusal(f"{path} could not be read: {error}") from error
     if repeated := next((name for name in table.names if table.names.count(name) > 1), None):
         raise Refusal(f"{path} has more than one column {repeated!r}")
     return table
-
-
-@dataclass(frozen=True)
-class StoredRows:
-    """Rows as numbers, read and checked once: batches `(x, y)` that can be iterated again and again."""
-
-    file: IO[bytes]  # (n, features + targets) float64
-    n_features: int
-    n_targets: int
-    dtype: torch.dtype  # of the network
-    selected: np.ndarray  # (n,) bool
-    scale: tuple[Any, Any] = (0.0, 1.0)  # mean and standard deviation that targets were scaled with
-    progress_label: str | None = None
-
-    @property
-    def n_rows(self) -> int:
-        return int(self.selected.sum())
-
-    def __iter__(self) -> Iterator[tuple[Tensor, np.ndarray]]:
-        width = self.n_features + self.n_targets
-        with progress_bar(self.progress_label, self.n_rows) as bar:
-            for start in range(0, len(self.selected), BATCH_ROWS):
-                self.file.seek(start * width * 8)
-                values = np.frombuffer(self.file.read(BATCH_ROWS * width * 8)).reshape(-1, width)
-                x, y = np.split(values[self.selected[start : start + BATCH_ROWS]], [self.n_features], axis=1)
-                if len(x):
-                    yield torch.from_numpy(x).to(self.dtype), (y - self.scale[0]) / self.scale[1]
-                bar.update(len(x))
-
-
-def store_rows(file: IO[bytes], batches: Iterable[np.ndarray]) -> int:
-    n = 0
-    for values in batches:
-        try:
-            file.write(values.tobytes())
-        except OSError as error:
-            raise Refusal(f"rows could not be stored in {tempfile.gettempdir()} (see TMPDIR): {error}") from error
-        n += len(values)
-    return n
 
 
 def to_numbers(
@@ -132,6 +99,7 @@ def to_numbers(
     n_before: int = 0,
     allow_missing: bool = False,
     dtype: torch.dtype = torch.float64,
+    otherwise: str = "",  # what else to do about text
 ) -> np.ndarray:  # (b, len(names))
     """Convert columns to float64; all must be finite, also in `dtype`, but for empty cells with `allow_missing`."""
     numbers = np.empty((len(rows), len(names)))
@@ -143,7 +111,7 @@ def to_numbers(
             row = next(i for i in range(len(column)) if _to_floats(column[i : i + 1]) is None)
             text = f"text ({str(column[row].as_py())[:40]!r})"
             what = text if _is_text(column.type) else f"values of type {column.type}"
-            bad_cells.append((row, name, what, "numbers are expected"))
+            bad_cells.append((row, name, what, f"numbers are expected{otherwise}"))
             continue
         wrong = (np.abs(values) > torch.finfo(dtype).max) | (np.isnan(values) & (not allow_missing))
         if wrong.any():
@@ -169,7 +137,7 @@ def group_values(column: pa.Array) -> list[Any]:
 
 def check_output(path: Path, force: bool, suffixes: Iterable[str], inputs: Sequence[Path] = ()) -> None:
     """Check before any work that the file can and may be written, and that it is not one that the command reads."""
-    if path.suffix.lower() not in suffixes:
+    if suffix(path) not in suffixes:
         raise Usage(f"--out {path}: the name must end in {' or '.join(suffixes)}")
     if any(path.exists() and read.exists() and path.samefile(read) for read in inputs):
         raise Usage(f"--out {path} is a file that the command reads: give another name")
@@ -213,7 +181,8 @@ def _to_floats(column: pa.Array) -> np.ndarray | None:
 
 
 def _open_csv(path: Path) -> Table:
-    with path.open(newline="", encoding="utf-8-sig") as lines:
+    opened = gzip.open if suffix(path) == ".csv.gz" else open
+    with opened(path, "rt", newline="", encoding="utf-8-sig") as lines:
         header = next(filter(None, csv.reader(lines)), None)
         has_rows = next(lines, None) is not None
     if header is None:
@@ -226,11 +195,11 @@ def _open_csv(path: Path) -> Table:
             column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False, include_columns=names
         )
         blocks = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)
-        with path.open("rb") as file:
+        with opened(path, "rb") as file:
             if has_rows:  # a header alone is an error for pyarrow if the line does not end
                 yield from pa.csv.open_csv(file, blocks, pa.csv.ParseOptions(newlines_in_values=True), options)
 
-    return Table(path, header, read)
+    return Table(path, header, read, index=[name for name in header[:1] if not name])  # a column without a name
 
 
 def _open_parquet(path: Path) -> Table:
@@ -239,7 +208,9 @@ def _open_parquet(path: Path) -> Table:
             yield from (rows.select(names) for rows in file.iter_batches(BATCH_ROWS, columns=names))
 
     with pa.parquet.ParquetFile(path) as file:
-        return Table(path, list(file.schema_arrow.names), read, file.metadata.num_rows)
+        schema = file.schema_arrow
+        index = [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
+        return Table(path, list(schema.names), read, file.metadata.num_rows, index=index)
 
 
 def _open_npz(path: Path) -> Table:
@@ -283,12 +254,21 @@ def _open_npz(path: Path) -> Table:
 
 def _write_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        for i, rows in enumerate(batches):
-            if i == 0:
-                writer.writerow(rows.schema.names)
-            texts = (column.cast(pa.string()).to_pylist() for column in rows.columns)  # None is an empty cell
-            writer.writerows(zip(*texts, strict=True))
+        _write_lines(file, batches)
+
+
+def _write_compressed_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    with gzip.open(path, "wt", newline="", encoding="utf-8") as file:
+        _write_lines(file, batches)
+
+
+def _write_lines(file: IO[str], batches: Iterable[pa.RecordBatch]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    for i, rows in enumerate(batches):
+        if i == 0:
+            writer.writerow(rows.schema.names)
+        texts = (column.cast(pa.string()).to_pylist() for column in rows.columns)  # None is an empty cell
+        writer.writerows(zip(*texts, strict=True))
 
 
 def _write_parquet(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
@@ -309,6 +289,11 @@ def _write_npz(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
                 np.lib.format.write_array(file, array, allow_pickle=False)
 
 
-READERS: dict[str, Callable[[Path], Table]] = {".csv": _open_csv, ".parquet": _open_parquet, ".npz": _open_npz}
+READERS: dict[str, Callable[[Path], Table]] = {
+    ".csv": _open_csv,
+    ".csv.gz": _open_csv,
+    ".parquet": _open_parquet,
+    ".npz": _open_npz,
+}
 # they write rows, at least one, as they come; those for npz are held in memory
-WRITERS = {".csv": _write_csv, ".parquet": _write_parquet, ".npz": _write_npz}
+WRITERS = {".csv": _write_csv, ".csv.gz": _write_compressed_csv, ".parquet": _write_parquet, ".npz": _write_npz}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -12,18 +13,28 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
-from ..errors import EmptyDataError
+from ..errors import EmptyDataError, warn
 from ..validation import check_int, describe
 from .inputs import Inputs, as_tensor, check_finite
 
 EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only once): give at least one row"
 FEWEST_FIRST_ROWS = 8  # rows that `peek` reads at least, where there are as many
+SHUFFLING_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 EXTRAS = ("sample_weight", "clusters")
 DEFAULT_BATCH_ROWS = 1024  # rows per batch of data that come without batches of their own
 
 Unpack = Callable[[Any], tuple[Any, ...]]  # a batch of any layout -> inputs, targets, and maybe extras
+ReadInputs = Callable[[Any], Inputs]
+ReadTargets = Callable[[Any], Tensor]
 OnSkipped = Callable[[Inputs, Tensor, int], None]  # inputs, targets, index of the first row
 
 
@@ -45,6 +56,8 @@ class Batches:
     is_checked: bool = False  # whether all values are known to be finite
     first: FirstRows | None = None  # what `peek` has read
     targets: Tensor | None = None  # of all rows, where they are arrays
+    read_inputs: ReadInputs = Inputs.of
+    read_targets: ReadTargets | None = None  # None: as they are
 
     @property
     def reiterable(self) -> bool:
@@ -69,6 +82,23 @@ class Batches:
         started, first = itertools.chain(taken, rest), FirstRows(*chunk[:2])
         source = _StartedSource(started, self.source) if self.reiterable else started
         return first, replace(self, source=source, first=first)
+
+    def progress_bar(self, description: str, shown: bool) -> Any:
+        """Return a bar that appears on terminals and in notebooks, if the work takes more than two seconds."""
+        from tqdm.auto import tqdm
+
+        in_notebook = any(each.__module__ == "tqdm.notebook" for each in tqdm.__mro__)
+        disable = not (shown and (in_notebook or sys.stderr.isatty()))  # pipes and log files are for what is said
+        return tqdm(total=self.n_rows, desc=description, unit=" rows", delay=2, leave=False, disable=disable)
+
+    def whole(self) -> tuple[Inputs, Tensor]:
+        """Return all rows at once, which must be of one format."""
+        pairs = [(x, y) for x, y, _ in self.chunks(len)]
+        if not pairs:
+            raise EmptyDataError("the data are empty (a generator can be read only once): give at least one row")
+        if len({x.row_format for x, _ in pairs}) > 1:
+            raise ValueError("all rows are taken at once here, and must have the same shape: pad them")
+        return _join(pairs)
 
     def chunks(
         self, rows_at_once: Callable[[Inputs], int], n_skipped: int = 0, on_skipped: OnSkipped | None = None
@@ -129,7 +159,7 @@ class Batches:
         if not isinstance(given, tuple | list) or len(given) not in ((2,) if self.unpack is None else (2, 3)):
             advice = "give arrays as X and y, or a batch= function that turns a batch into inputs and targets"
             raise TypeError(f"each batch must be a pair (x, y), got {describe(given)}; {advice}")
-        x, y = Inputs.of(given[0]), read_targets(given[1])
+        x, y = self.read_inputs(given[0]), (self.read_targets or read_targets)(given[1])
         check_lengths(x, y)
         if len(given) == 3:
             extras = given[2] if isinstance(given[2], Mapping) else {"sample_weight": given[2]}
@@ -161,7 +191,15 @@ class _StartedSource:
         return iter(self.source) if started is None else started
 
 
-def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | None = None, **extras: Any) -> Batches:
+def read(
+    data: Any,
+    y: Any = None,
+    n_rows: int | None = None,
+    unpack: Unpack | None = None,
+    inputs: ReadInputs = Inputs.of,
+    targets: ReadTargets | None = None,
+    **extras: Any,
+) -> Batches:
     """Return the batches of a loader of `(x, y)`, or of what `unpack` turns into that; or of inputs X and targets y.
 
     `extras` are those of `with_extras`, for arrays; batches of a loader have them as what `unpack` returns third.
@@ -174,7 +212,8 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | N
     if y is not None:
         if isinstance(data, DataLoader | Dataset):
             raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
-        X, y = read_arrays(data, y)  # a long fit must not end in an error that a look at the arrays would have given
+        # a long fit must not end in an error that a look at the arrays would have given
+        X, y = read_arrays(data, y, inputs, targets)
         if n_rows not in (None, len(X)):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
         X, y = with_weight(with_extras(X, **extras), y)
@@ -184,24 +223,46 @@ def read(data: Any, y: Any = None, n_rows: int | None = None, unpack: Unpack | N
         return Batches(source, len(X), is_checked=True, targets=y)
     if isinstance(data, Tensor | np.ndarray | Mapping) or hasattr(data, "__array__"):
         raise TypeError("targets are missing: give X and y, or a loader of (x, y) batches")
+    data = _loader(data)
+    return Batches(data, n_rows or _count_rows(data, unpack), unpack, read_inputs=inputs, read_targets=targets)
+
+
+def _loader(data: Any) -> Iterable[Any]:
     if isinstance(data, IterableDataset):
         raise TypeError("an IterableDataset must be wrapped: DataLoader(dataset, batch_size=...)")
     if isinstance(data, Dataset):
         if not hasattr(data, "__len__"):
             raise TypeError("a Dataset must have a length: define __len__, or pass a loader of (x, y) batches")
-        data = DataLoader(data, batch_size=DEFAULT_BATCH_ROWS)
+        return DataLoader(data, batch_size=DEFAULT_BATCH_ROWS)
     if not isinstance(data, Iterable):
         raise TypeError(f"expected a loader of (x, y) batches, or X and y; got {describe(data)}")
-    return Batches(data, n_rows or _count_rows(data, unpack), unpack)
+    return data
 
 
-def read_arrays(x: Any, y: Any) -> tuple[Inputs, Tensor]:
+def read_inputs(data: Any, unpack: Unpack | None = None) -> Iterator[tuple[Any, Any]]:
+    """Yield the inputs of each batch of a loader as they come, and their weights or None; targets are not needed."""
+    if isinstance(data, DataLoader) and isinstance(data.sampler, SHUFFLING_SAMPLERS):
+        warn("this loader shuffles its rows, so that nobody knows which result is whose: give one with shuffle=False")
+    for batch in _loader(data):
+        given = batch if unpack is None else unpack(batch)
+        if unpack is None and not isinstance(batch, tuple | list):
+            given = (batch,)
+        if not isinstance(given, tuple | list) or len(given) not in ((1, 2) if unpack is None else (2, 3)):
+            advice = "give a batch= function that turns a batch into inputs and targets"
+            raise TypeError(f"each batch must be inputs, alone or in a pair (x, y), got {describe(given)}; {advice}")
+        weight = given[2] if len(given) == 3 else None
+        yield given[0], weight.get("sample_weight") if isinstance(weight, Mapping) else weight
+
+
+def read_arrays(
+    x: Any, y: Any, inputs: ReadInputs = Inputs.of, targets: ReadTargets | None = None
+) -> tuple[Inputs, Tensor]:
     """Return inputs and targets (n, m) that are known to be finite and of the same length."""
-    X, targets = Inputs.of(x), read_targets(y)
-    check_lengths(X, targets)
+    X, Y = inputs(x), (targets or read_targets)(y)
+    check_lengths(X, Y)
     X.check_finite()
-    check_finite(targets, "targets")
-    return X, targets
+    check_finite(Y, "targets")
+    return X, Y
 
 
 def read_targets(y: Any, what: str = "targets") -> Tensor:  # (n,) or (n, m) -> (n, m) float64
@@ -215,7 +276,7 @@ def read_targets(y: Any, what: str = "targets") -> Tensor:  # (n,) or (n, m) -> 
 def with_extras(x: Inputs, sample_weight: Any = None, clusters: Any = None, first_row: int = 0) -> Inputs:
     """Return the rows with their weights and clusters, checked, where these are given."""
     if sample_weight is not None:
-        w = read_targets(sample_weight, "sample_weight")
+        w = read_targets(sample_weight, "sample_weight").clone()  # kept with rows that are
         if len(w) != len(x):
             raise ValueError(f"sample_weight must have one number per row: {len(w)} weights, {len(x)} rows")
         check_finite(w, "weights", first_row, "remove such rows, or give them weight 0")
@@ -250,37 +311,6 @@ def with_weight(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
 def check_lengths(x: Inputs, y: Tensor) -> None:
     if len(x) != len(y):
         raise ValueError(f"inputs and targets must have the same number of rows: {len(x)} inputs, {len(y)} targets")
-
-
-def count_classes(n_returned: int) -> int:
-    return max(n_returned, 2)  # one logit is that of the second of two classes
-
-
-def refuse_text_labels(y: Any) -> None:
-    """Raise if labels are text or objects, with a more helpful error than that of other targets."""
-    kind = getattr(getattr(y, "dtype", None), "kind", None)
-    if kind in ("U", "S", "O") or (isinstance(y, list) and any(isinstance(label, str) for label in y)):
-        advice = "number the classes as in training, for instance with np.unique(y, return_inverse=True)[1]"
-        raise TypeError(f"labels must be whole numbers from 0, got words or objects: {advice}")
-
-
-def check_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 -> (b,) int64
-    classes = count_classes(n_returned)
-    expected = f"labels must be whole numbers from 0 to {classes - 1}, one per row"
-    if targets.shape[1] != 1:
-        hint = "; for one-hot rows give y.argmax(axis=1)" if targets.shape[1] == classes else ""
-        raise ValueError(f"{expected}, got {targets.shape[1]} columns{hint}")
-    y = targets[:, 0]
-    bad = ~((y >= 0) & (y < classes) & (y == y.round()))
-    if bool(bad.any()):
-        value = float(y[bad][0])
-        hint = "one output is the logit of class 1" if n_returned == 1 else f"the network has {n_returned} outputs"
-        if n_returned == 1 and value == -1:
-            hint += "; give (y + 1) / 2"
-        elif n_returned > 1 and value == classes:
-            hint += "; if your labels start at 1, give y - 1"
-        raise ValueError(f"{expected}, got {value:g}: {hint}")
-    return y.long()
 
 
 def _count_rows(data: Iterable[Any], unpack: Unpack | None) -> int | None:

@@ -1,7 +1,8 @@
 """The inputs of a network: one tensor, several, or tensors by name, each with one row per example."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -9,10 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import Dataset
 
 from ..storage.encoding import storable
 from ..validation import describe
 
+MAX_RANGES = 10_000  # features of a table that have a range each
+MANY_ROWS = 20  # from which on they are many
+WELL_FILLED = 0.2  # of a range, by rows like the training rows
+FAR_OF_MANY, FAR_OF_FEW = 0.5, 5.0  # widths of a range that most rows are beyond it
 NUMBERS_CHECKED_AT_ONCE = 2**20  # the mask of a check takes memory too
 
 
@@ -100,6 +106,33 @@ class Inputs:
         tensors = tuple(map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
         return replace(parts[0], tensors=tensors, extras=extras)
 
+    def as_given(self) -> Any:
+        """Return the inputs as users give them: a tensor, a tuple of tensors, or a dictionary."""
+        if self.single:
+            return self.tensors[0]
+        return self.tensors if self.names is None else self._by_label()
+
+    def without_rows(self) -> Self:
+        """Return what is left of the inputs without their rows: names, shapes and types."""
+        return self.alone().map(lambda tensor: tensor[:0].cpu().clone())
+
+    def made_up(self, n: int) -> Self:
+        """Return n rows of the same format, always the same: normal random numbers, or zeros for whole numbers."""
+        rng = np.random.default_rng(0)
+
+        def rows(tensor: Tensor) -> Tensor:
+            shape = (n, *tensor.shape[1:])
+            numbers = rng.standard_normal(shape) if tensor.is_floating_point() else np.zeros(shape)
+            return torch.from_numpy(numbers).to(tensor.dtype)
+
+        return self.alone().map(rows)
+
+    def looks_like_a_row_of(self, format: Self) -> bool:
+        """Return whether every tensor lacks one dimension of those in this format."""
+        if len(self.tensors) != len(format.tensors):
+            return False
+        return all(mine.ndim + 1 == theirs.ndim for mine, theirs in zip(self.tensors, format.tensors, strict=True))
+
     @property
     def row_format(self) -> tuple[Any, ...]:
         """Names, shapes and types of a row: inputs with equal ones can be concatenated."""
@@ -113,7 +146,7 @@ class Inputs:
     def __str__(self) -> str:
         labels = [""] if self.single else [f"{label}: " for label in self._by_label()]
         labelled = zip(labels, self.tensors, strict=True)
-        return ", ".join(f"{label}shape {tuple(tensor.shape)} and {tensor.dtype}" for label, tensor in labelled)
+        return ", ".join(f"{label}shape {_shape(tensor)} and {tensor.dtype}" for label, tensor in labelled)
 
     def _by_label(self) -> dict[Any, Tensor]:
         return dict(zip(self.names or range(len(self.tensors)), self.tensors, strict=True))
@@ -123,13 +156,126 @@ class Inputs:
             check_finite(tensor, "inputs" if self.single else f"inputs ({label})", first_row)
 
 
+def _shape(tensor: Tensor) -> str:
+    """Return the shape as text; without rows the number of rows is n."""
+    sizes = ["n" if len(tensor) == 0 else str(len(tensor)), *map(str, tensor.shape[1:])]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def is_loader(x: Any) -> bool:
+    """Return whether rows come in batches; a list of arrays is a network's several inputs, a list of pairs is not."""
+    if isinstance(x, Inputs | Tensor | Mapping | PackedSequence | str) or hasattr(x, "__array__"):
+        return False
+    if not isinstance(x, tuple | list):
+        return isinstance(x, Iterable | Dataset)
+    first = x[0] if len(x) else None
+    if isinstance(first, tuple | list) and len(first):
+        return hasattr(first[0], "__array__") or isinstance(first[0], tuple | list | Mapping)
+    return isinstance(first, Mapping)
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """The smallest and the largest number of each feature of a table; of other inputs, those of each tensor.
+
+    Whole numbers, which may be words or categories, have none.
+    """
+
+    lowest: tuple[np.ndarray | None, ...] = ()  # (d,) or () of each tensor
+    highest: tuple[np.ndarray | None, ...] = ()
+
+    @classmethod
+    def of(cls, x: Inputs) -> Self:
+        ends: list[Any] = []
+        for tensor in x.tensors:
+            known = tensor.is_floating_point() and tensor.numel() > 0
+            by_column = tensor.ndim == 2 and tensor.shape[1] <= MAX_RANGES
+            found = torch.aminmax(tensor, dim=0) if by_column and known else torch.aminmax(tensor) if known else None
+            ends.append((None, None) if found is None else tuple(end.cpu().double().numpy() for end in found))
+        return cls(*zip(*ends, strict=True))
+
+    def merged(self, other: Self) -> Self:
+        """Return the ranges of the rows of both; a table whose width changes has one range for all of it."""
+        if not (self.lowest and other.lowest):
+            return self if self.lowest else other
+        if len(self.lowest) != len(other.lowest):
+            return type(self)((None,), (None,))
+        ends = []
+        for mine, theirs, end in ((self.lowest, other.lowest, np.min), (self.highest, other.highest, np.max)):
+            ends.append(tuple(_joined(*pair, end) for pair in zip(mine, theirs, strict=True)))
+        return type(self)(*ends)
+
+    def excess(self, x: Inputs) -> np.ndarray:  # (b,)
+        """Return how far each row is beyond the ranges at most, in widths of these."""
+        found = np.zeros(len(x))
+        for beyond, *_ in self._beyond(x):
+            found = np.maximum(found, beyond.max(axis=1))
+        return found
+
+    def are_left(self, excess: np.ndarray) -> bool:
+        """Return whether most of the rows are outside: of many rows not far, of a few rows very far."""
+        limit = FAR_OF_MANY if len(excess) >= MANY_ROWS else FAR_OF_FEW
+        return len(excess) > 0 and float(np.mean(excess > limit)) > 0.5
+
+    def problem(self, x: Inputs, raw: Inputs | None = None) -> tuple[float, str] | None:
+        """Return the share of rows that are outside, and where, if these are most; 0 if they are inside as `raw`."""
+        if self.are_left(excess := self.excess(x)):
+            return float(np.mean(excess > 0)), self.farthest(x)
+        return (0.0, "") if raw is not None and len(x) >= MANY_ROWS and self.hold_better(raw, x) else None
+
+    def farthest(self, x: Inputs) -> str:
+        """Describe the number that is farthest outside."""
+        beyond, label, values, low, high = max(self._beyond(x), key=lambda each: float(each[0].max()))
+        row, column = np.unravel_index(int(beyond.argmax()), beyond.shape)
+        ends = (end[column] if end.ndim else end for end in (low, high))
+        name = f"feature {column}" if low.ndim else "a number"
+        name += "" if x.single else f" of input {label!r}"
+        return "{} is {:.4g} in a row, and was from {:.4g} to {:.4g}".format(name, values[row, column], *ends)
+
+    def hold_better(self, one: Inputs, two: Inputs) -> bool:
+        """Return whether rows fill the ranges as they are in `one`, and hardly any of them as they are in `two`."""
+        filled = self._spread(one)
+        inside = not self.are_left(self.excess(one))
+        return inside and filled > WELL_FILLED and self._spread(two) < WELL_FILLED * filled
+
+    def _spread(self, x: Inputs) -> float:
+        """Return how much of the ranges rows take up, the median over all of them; NaN if there are none."""
+        shares = [
+            np.ptp(values, axis=0)[width > 0] / width[width > 0]
+            for _, _, values, low, high in self._beyond(x)
+            if (width := np.broadcast_to(high - low, values.shape[1:])).size
+        ]
+        return float(np.median(np.concatenate(shares))) if shares else math.nan
+
+    def _beyond(self, x: Inputs) -> Iterator[tuple[np.ndarray, Any, np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield how far the numbers (b, k) of each tensor that has ranges are beyond, its label, numbers and ranges."""
+        if len(x.tensors) != len(self.lowest) or len(x) == 0:
+            return
+        for (label, tensor), low, high in zip(x._by_label().items(), self.lowest, self.highest, strict=True):
+            if low is None or high is None or not tensor.is_floating_point() or tensor.numel() == 0:
+                continue
+            values = tensor.numpy(force=True).reshape(len(x), -1)
+            if low.ndim and values.shape[1] != len(low):
+                low, high = np.asarray(low.min()), np.asarray(high.max())
+            with np.errstate(divide="ignore", invalid="ignore"):  # a feature that was constant has no width
+                beyond = np.maximum(low - values, values - high) / (high - low)
+            yield np.where(np.isfinite(beyond), beyond, 0.0), label, values, low, high
+
+
+def _joined(one: Any, two: Any, end: Callable[..., Any]) -> Any:
+    if one is None or two is None:
+        return None
+    return np.asarray(end([one, two], axis=0) if one.shape == two.shape else end([end(one), end(two)]))
+
+
 def as_tensor(x: Any, what: str) -> Tensor:
     """Return an array or tensor of real numbers as a tensor, sharing its memory where torch can."""
     if not hasattr(x, "__array__"):
         raise TypeError(f"{what} must be a tensor or a NumPy array, got {describe(x)}")
     tensor = x.detach() if isinstance(x, Tensor) else _from_numpy(np.asanyarray(x), what)
     if tensor.ndim == 0:
-        raise ValueError(f"{what} must have one row per example, got a single number")
+        raise ValueError(f"{what} must have one row per example, got a single number; for one row give X[:1]")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
         raise TypeError(f"{what} must be an ordinary tensor, got {tensor.layout} on {tensor.device}")
     if tensor.is_complex():

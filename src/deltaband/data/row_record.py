@@ -1,4 +1,4 @@
-"""The record of the training rows: a hash of each row, and a random sample of the rows."""
+"""The record of rows: their hashes, a random sample, the ranges of inputs, and moments of targets and outputs."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,15 @@ import numpy as np
 from torch import Tensor
 
 from ..storage.encoding import storable
-from .inputs import Inputs
+from .inputs import Inputs, Ranges
+
+CLEARLY_BETTER = 4  # how many times smaller the variance of residuals is in units that fit clearly better
+BADLY_SCALED = 2  # how many times more of the variance a line through the outputs may explain than they do themselves
+NEGLIGIBLE_GAIN = 0.02  # of the variance, that such a line may add whatever the outputs explain
+CONSTANT = 0.01  # of the squares of targets that do not vary, which a network for them may be off
+ROUNDING = 64 * np.finfo(np.float64).eps  # of sums of squares
+
+REPEATED_ROWS_SHARE = 0.01  # more rows that came before, beyond what equal rows explain, are not an accident
 
 
 @storable
@@ -49,6 +57,82 @@ class Sample:
         within = [(place >= start) & (place < stop) for place in self.order]
         pieces = zip(self.pieces, self.order, within, strict=True)
         return type(self)(*zip(*((x[w], place[w] - start) for x, place, w in pieces if w.any()), strict=True))
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums over rows of products of targets y, the network's outputs f, and z, the targets if they were in other units.
+
+    A trained network explains about as much of the variance of y as the best line through its outputs does. One that
+    has no weights loaded, or gets inputs or targets in other units than in training, does not.
+    """
+
+    sums: np.ndarray  # (9, m): 1, y, f, z, y², f², z², yf, zf
+
+    @classmethod
+    def of(cls, y: np.ndarray, f: np.ndarray, z: np.ndarray | None, weight: Any = None) -> Self:  # (b, m) each
+        z = np.full_like(y, np.nan) if z is None else z
+        with np.errstate(all="ignore"):  # z may be anything
+            products = np.stack([np.ones_like(y), y, f, z, y * y, f * f, z * z, y * f, z * f])
+            return cls((products if weight is None else products * np.asarray(weight)).sum(axis=1))
+
+    @property
+    def explained(self) -> np.ndarray:  # (m,)
+        """R²: the share of the variance of the targets that the outputs explain; below 0, less than their mean."""
+        return self._explained(1)
+
+    @property
+    def explained_in_other_units(self) -> np.ndarray:  # (m,)
+        return self._explained(3)
+
+    @property
+    def correlated(self) -> np.ndarray:  # (m,)
+        """The share that the best line through the outputs explains."""
+        slope, _ = self.line
+        with np.errstate(all="ignore"):  # of targets that are all zero, NaN
+            return np.clip(slope * self._covariance / self._variance(1), 0.0, 1.0)
+
+    @property
+    def line(self) -> tuple[np.ndarray, np.ndarray]:
+        """Slope and intercept of the targets over the outputs."""
+        n, y, f, *_ = self.sums
+        varies = self.sums[5] - f**2 / n > ROUNDING * self.sums[5]
+        slope = np.divide(self._covariance, self._variance(2), out=np.zeros_like(n), where=varies)
+        return slope, (y - slope * f) / n
+
+    @property
+    def std(self) -> np.ndarray:  # (m,) of the targets
+        return np.sqrt(self._variance(1) / self.sums[0])
+
+    @property
+    def _covariance(self) -> np.ndarray:
+        n, y, f, *_ = self.sums
+        return self.sums[7] - y * f / n
+
+    def _variance(self, of: int) -> np.ndarray:
+        """Return Σ(v − mean)² of targets, outputs or other targets; of those that rounding hides, 1 % of Σv²."""
+        n, square = self.sums[0], self.sums[of + 3]
+        found = square - self.sums[of] ** 2 / n
+        return np.where(found > ROUNDING * square, found, CONSTANT * square)
+
+    def _explained(self, of: int) -> np.ndarray:
+        square, product = self.sums[of + 3], self.sums[7 if of == 1 else 8]
+        rss = np.maximum(square - 2 * product + self.sums[5], 0.0)
+        with np.errstate(all="ignore"):  # targets that are all zero have no variance: NaN
+            return 1 - rss / self._variance(of)
+
+    def misfits(self, least: float = 0.0) -> np.ndarray:  # (m,) bool
+        """Return whose outputs explain less than `least`, or far less than a line through them would."""
+        gain = self.correlated - self.explained
+        badly_scaled = (self.explained * BADLY_SCALED < self.correlated) & (gain > NEGLIGIBLE_GAIN)
+        return (self.explained < least) | (badly_scaled & (least >= 0))
+
+    def fit_other_units(self) -> bool:
+        """Return whether most outputs fit the targets clearly better if these are in other units."""
+        own, other = self.explained, self.explained_in_other_units
+        better = (other > 0) & (CLEARLY_BETTER * (1 - other) < 1 - own) & (own < 1 / CLEARLY_BETTER)
+        return bool(better.mean() > 0.5)
 
 
 class RowSample:
@@ -121,31 +205,34 @@ class RowSample:
 
 @dataclass(eq=False)
 class RowRecord:
-    """The hashes and a sample of the training rows, updated as they stream by."""
+    """The hashes, a sample and the ranges of the training rows, updated as they stream by."""
 
     sample: RowSample
     parts: list[np.ndarray] = field(default_factory=list)  # of the hashes
+    ranges: Ranges = field(default_factory=Ranges)
 
     @classmethod
-    def from_seen(cls, seen: SeenRows, sample: Sample, sample_size: int) -> Self:
-        """Continue the record of a fit, of which the hashes and a sample of its rows are left."""
+    def from_seen(cls, seen: SeenRows, ranges: Ranges, sample: Sample, sample_size: int) -> Self:
+        """Continue the record of a fit, of which hashes, ranges and a sample of its rows are left."""
         drawn = RowSample(sample_size, seed=int(seen.hashes.sum(dtype=np.uint64)))
         drawn.resume(sample, len(seen.hashes))
-        return cls(drawn, [seen.hashes])
+        return cls(drawn, [seen.hashes], ranges)
 
     def state(self) -> dict[str, Any]:
-        return {"hashes": self.hashes(), "sample": self.sample.state()}
+        return {"hashes": self.hashes(), "sample": self.sample.state(), "ranges": self.ranges}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        return cls(RowSample.from_state(state["sample"]), [state["hashes"]])
+        return cls(RowSample.from_state(state["sample"]), [state["hashes"]], state["ranges"])
 
     def update(self, x: Inputs, y: Tensor) -> None:
         self.parts.append(pair_hashes(x, y))
         self.sample.update(x)
+        self.ranges = self.ranges.merged(Ranges.of(x))
 
     def merge(self, other: Self) -> None:
         self.parts += other.parts
+        self.ranges = self.ranges.merged(other.ranges)
         self.sample.merge(other.sample)
 
     def hashes(self) -> np.ndarray:  # (n,), in the order in which the rows came
@@ -153,6 +240,13 @@ class RowRecord:
 
     def seen(self) -> SeenRows:
         return SeenRows(np.sort(self.hashes()))
+
+    def shares_rows(self, hashes: np.ndarray) -> bool:
+        """Return whether more of these rows have come already than there are equal rows anyway."""
+        if len(hashes) == 0 or not any(map(len, self.parts)):
+            return False
+        seen = self.seen()
+        return seen.share(hashes) > max(share_by_chance(seen.repeated, len(hashes)), REPEATED_ROWS_SHARE)
 
 
 def pair_hashes(x: Inputs, y: Tensor) -> np.ndarray:  # (b,) uint64

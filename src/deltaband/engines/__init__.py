@@ -1,15 +1,17 @@
 """The engines: a stream of gradients in, a `Covariance` value out."""
 
-from .base import Accumulator, Cost, Covariance, Engine, Known, concatenated, private, reduced, register, shared
+from .base import Accumulator, Cost, Covariance, Engine, Known, register
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
 from .exact import Exact, Problem, free_memory
+from .fields import concatenated, private, reduced, shared
 from .nystrom import Nystrom
-from .plan import Option, Plan, largest, plan_fit, registered_engines
+from .plan import Option, Plan, largest, parse_engine, plan_fit, registered_engines
 from .projection import RandomProjection
 from .spectral import SpectralCovariance, Spectrum
 
 __all__ = ["Exact", "FrequentDirections", "ImportantDirections", "Nystrom", "RandomProjection"]
 __all__ += ["RobustFrequentDirections", "importance", "magnitude"]
 __all__ += ["Option", "Plan", "Problem", "SpectralCovariance", "Spectrum", "free_memory", "largest", "plan_fit"]
+__all__ += ["parse_engine"]
 __all__ += ["Accumulator", "Cost", "Covariance", "Engine", "Known", "registered_engines"]  # for engines of others
 __all__ += ["concatenated", "private", "reduced", "register", "shared"]

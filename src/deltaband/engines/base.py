@@ -5,29 +5,24 @@ Merging, saving, adding up over processes and resuming follow from the fields of
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from ..network.gradient_batch import GradientBatch
 from ..storage import encoding
+from .fields import Total, copied, merged, total_over_processes
 
 if TYPE_CHECKING:
     from .exact import Problem
     from .spectral import SpectralCovariance, Spectrum
 
-Total = Callable[[np.ndarray], np.ndarray]  # an array -> its sum over several processes
 E = TypeVar("E", bound="type[Engine]")
 
-LARGEST_NDIM = 4  # of an array in an accumulator that processes add up
-BLOCK_COLUMNS = 256  # of a matrix that processes add up piece by piece
 ENGINES: dict[str, type[Engine]] = {}
 
 
@@ -73,14 +68,30 @@ class Engine(ABC):
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
-        """Return the memory and time of a fit, roughly, and whether it asks for rows or for inner products alone."""
+        """Estimate the memory and time of a fit.
+
+        Args:
+            problem: The sizes of the fit.
+
+        Returns:
+            Bytes, operations, and whether it asks for whole rows or for inner products alone.
+        """
 
     @abstractmethod
     def start(self, known: Known = Known()) -> Accumulator:
-        """Return an accumulator that has seen no row; `known` has a sample if `sample_size` asks for one."""
+        """Return an accumulator that has seen no row.
+
+        Args:
+            known: What is known before the first row; it has a sample if `sample_size` asks for one.
+        """
 
     def resized(self, size: int, share: float = 1.0) -> Engine:
-        """Return an engine for a sample of the rows: with this share of the directions, and at most `size` of them."""
+        """Return an engine for a sample of the rows; by default the same one.
+
+        Args:
+            size: The most directions that it may keep.
+            share: The share of its directions to keep.
+        """
         return self
 
     def resume(self, covariance: Any, n_rows: int, n_parameters: int) -> Accumulator:
@@ -88,15 +99,23 @@ class Engine(ABC):
 
         By default it is the copy that `Accumulator.finish` keeps; computing the sums back instead saves that memory.
 
+        Args:
+            covariance: The covariance that the rows ended in.
+            n_rows, n_parameters: Rows and columns of J.
+
         Raises:
             ValueError: If the covariance has no such copy.
         """
         if covariance.accumulated is None:
             raise ValueError(f"{self!r} cannot resume from a covariance that was not made by Accumulator.finish")
-        return self.from_state(_copied(covariance.accumulated))
+        return self.from_state(copied(covariance.accumulated))
 
     def from_state(self, state: dict[str, Any]) -> Accumulator:
-        """Return the accumulator whose `state` this is."""
+        """Return the accumulator that was saved.
+
+        Args:
+            state: What its `Accumulator.state` returned.
+        """
         values = {name: value for name, value in state.items() if name != "accumulator"}
         return encoding.registered(state["accumulator"])(self, **values)
 
@@ -109,6 +128,12 @@ class Engine(ABC):
 def register(cls: E) -> E:
     """Make an engine known by its class name: to the command line, to files and, with a `size_setting`, to plans.
 
+    Args:
+        cls: The class of its settings.
+
+    Returns:
+        The class itself.
+
     Raises:
         TypeError: If it is not a frozen dataclass derived from `Engine`.
         ValueError: If deltaband itself has an engine of this name.
@@ -118,37 +143,6 @@ def register(cls: E) -> E:
     encoding.storable(cls)
     ENGINES[re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()] = cls
     return cls
-
-
-def reduced(how: Literal["sum", "max"], default: Any = None, *, upper_triangle: bool = False) -> Any:
-    """Declare a field of an accumulator that merging adds up, or takes the larger of: numbers, or arrays and None.
-
-    Args:
-        how: "sum" or "max".
-        default: The value before the first row.
-        upper_triangle: Whether only the upper triangle of a square matrix counts, so that only that is sent to others.
-    """
-    return field(default=default, metadata={"combine": how, "upper_triangle": upper_triangle})
-
-
-def shared(default: Any = None, *, check: bool = True) -> Any:
-    """Declare a field that all parts of the rows have in common.
-
-    Args:
-        default: The value before the first row.
-        check: Whether merging refuses where it differs.
-    """
-    return field(default=default, metadata={"combine": "shared", "check": check})
-
-
-def concatenated() -> Any:
-    """Declare a list that merging appends to."""
-    return field(default_factory=list, metadata={"combine": "concatenate"})
-
-
-def private(default: Any = None) -> Any:
-    """Declare a field that is saved, and that merging leaves to an overridden `merge`."""
-    return field(default=default, metadata={"combine": "private"})
 
 
 @dataclass
@@ -164,7 +158,15 @@ class Accumulator(ABC):
 
     @abstractmethod
     def update(self, g: GradientBatch) -> None:
-        """Take in the gradients of some rows."""
+        """Take in the gradients of some rows.
+
+        Args:
+            g: The gradients, which answer `rows()`, `inner(other)` and `projected(S)`; they may be kept, and are never
+                changed.
+        """
+
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to do
+        """Compute what `finalise` needs that takes long and loses nothing: it may be interrupted there."""
 
     @abstractmethod
     def finalise(self, damping: float | None) -> Covariance:
@@ -178,7 +180,7 @@ class Accumulator(ABC):
         """Return the covariance, with a copy of the accumulator where the engine could not resume without."""
         if type(self.engine).resume is not Engine.resume:
             return self.finalise(damping)
-        kept = _copied(self.state())
+        kept = copied(self.state())
         return replace(self.finalise(damping), accumulated=kept)
 
     def check_mergeable(self, other: Self) -> None:
@@ -194,14 +196,7 @@ class Accumulator(ABC):
         """Take in the rows that another accumulator has seen, which stays as it is."""
         self.check_mergeable(other)
         for each in self._declared("sum", "max", "concatenate"):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if mine is None or theirs is None:
-                mine = _copied(theirs) if mine is None else mine
-            elif each.metadata["combine"] == "max":
-                mine = np.maximum(mine, theirs) if isinstance(mine, np.ndarray) else max(mine, theirs)
-            else:
-                mine += theirs  # an array in place: it may be most of the memory
-            setattr(self, each.name, mine)
+            setattr(self, each.name, merged(each, getattr(self, each.name), getattr(other, each.name)))
 
     def new_like(self) -> Self:
         """Return an accumulator without rows that can be merged into this one."""
@@ -229,7 +224,7 @@ class Accumulator(ABC):
             if isinstance(each.default, int | float):
                 setattr(self, each.name, type(each.default)(total(np.array([value], dtype=np.float64))[0]))
             else:
-                setattr(self, each.name, _total(value, total, each.metadata["upper_triangle"]))
+                setattr(self, each.name, total_over_processes(value, total, each.metadata["upper_triangle"]))
         return True
 
     def is_sum(self, n_rows: int, n_parameters: int) -> bool:
@@ -263,11 +258,19 @@ class Covariance(ABC):
 
     @abstractmethod
     def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
-        """Return q = gᵀ Σ⁻¹ g."""
+        """Return q = gᵀ Σ⁻¹ g of each row.
+
+        Args:
+            g: The gradients of b rows.
+        """
 
     @abstractmethod
     def leverage(self, g: GradientBatch) -> np.ndarray:  # (b,)
-        """Return h = gᵀ A⁻¹ g."""
+        """Return h = gᵀ A⁻¹ g of each row.
+
+        Args:
+            g: The gradients of b rows.
+        """
 
     @property
     @abstractmethod
@@ -279,13 +282,22 @@ class Covariance(ABC):
         """Return the same J as a covariance that answers for every λ."""
 
     def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:  # (b, len(dampings))
-        """Return q for several λ."""
+        """Return q for several λ.
+
+        Args:
+            g: The gradients of b rows.
+            dampings: The values of λ; one column each.
+        """
         if (dampings == self.damping).all():
             return np.repeat(self.variance(g)[:, None], len(dampings), axis=1)
         return self.eigendecomposed().variances(g, dampings)
 
     def leverage_and_variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:  # (b, 1 + len(dampings))
-        """Return h, and behind it q for several λ."""
+        """Return h, and behind it q for several λ.
+
+        Args:
+            g, dampings: As in `variances`.
+        """
         return np.column_stack([self.leverage(g), self.variances(g, dampings)])
 
     def spectrum(self) -> Spectrum:
@@ -320,30 +332,3 @@ class Covariance(ABC):
 def not_regular(reason: str) -> ValueError:
     """Return the error for damping 0 where JᵀJ has no inverse, or none that an engine can compute."""
     return ValueError(f"damping 0 needs a regular JᵀJ, but {reason}: give a positive damping or weight_decay")
-
-
-def _copied(value: Any) -> Any:
-    """Copy arrays, also inside lists and dictionaries; rows are never changed and stay shared."""
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_copied(each) for each in value]
-    return copy.deepcopy(value) if isinstance(value, np.ndarray | Tensor) else value
-
-
-def _total(array: np.ndarray | None, total: Total, upper_triangle: bool) -> np.ndarray | None:
-    """Return the sum of arrays over all processes, of which those without rows have none."""
-    shape = () if array is None else array.shape
-    about = [array is not None, len(shape), *shape, *[0] * (LARGEST_NDIM - len(shape))]
-    count, *sizes = map(int, total(np.array(about, dtype=np.float64)))
-    if count == 0:
-        return None
-    if array is None:
-        ndim, *sizes = (size // count for size in sizes)
-        array = np.zeros(sizes[:ndim], order="F" if upper_triangle else "C")
-    if not upper_triangle:
-        return total(array)
-    for i in range(0, len(array), BLOCK_COLUMNS):  # half of the matrix is not sent
-        j = min(i + BLOCK_COLUMNS, len(array))
-        array[:j, i:j] = total(array[:j, i:j])
-    return array

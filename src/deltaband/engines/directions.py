@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from ..errors import warn
-from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
+from ..network.gradient_batch import CHUNK_BYTES, GradientBatch, kernel
 from ..storage.encoding import storable
 from ..validation import check_choice, check_int, check_memory
-from .base import Accumulator, Cost, Engine, Known, not_regular, private, reduced, register, shared
-from .exact import Problem, eigh, kernel
-from .spectral import PowerLawTail, SketchedCovariance, power_law
+from .base import Accumulator, Cost, Engine, Known, not_regular, register
+from .exact import Problem
+from .fields import private, reduced, shared
+from .spectral import PowerLawTail, SketchedCovariance, eigh, power_law
 
 Score = Callable[[np.ndarray, float], np.ndarray]
 

@@ -1,11 +1,11 @@
 """The exact delta method: one Cholesky factor, of p × p or of n × n numbers, whichever is smaller.
 
-Below it are its Gram matrices, which other engines use too, and what their cost depends on: sizes, and free memory.
+Below it is what the cost of all engines depends on: sizes, and free memory.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,20 @@ import torch
 from torch import Tensor
 
 from ..errors import SingularMatrixError, warn
-from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
+from ..network.gradient_batch import GradientBatch, add_gram, check_in_place, coordinates, kernel
 from ..storage.encoding import storable
-from .base import Accumulator, Cost, Covariance, Engine, Known, concatenated, not_regular, reduced, register, shared
-from .spectral import SpectralCovariance
+from .base import Accumulator, Cost, Covariance, Engine, Known, not_regular, register
+from .fields import concatenated, reduced, shared
+from .spectral import EigenbasisCovariance, SpectralCovariance
 
 BLOCK_COLUMNS = 256  # of a matrix that is copied piece by piece
 FACTOR_BYTES, EIGENVECTOR_BYTES = 8.0, 24.0  # of an entry: LAPACK factorises in place, its eigenvectors take three
+# control groups of the second version and of the first: controller, folder, and what holds limit, use and file cache
+CONTROL_GROUPS = (
+    ("", "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")),
+    ("", "sys/fs/cgroup/unified", ("memory.max", "memory.current", "inactive_file")),
+    ("memory", "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+)
 LARGEST_ROUNDING = 1e-2  # the part of 1 + q, the squared width of an interval, that may be rounding
 
 
@@ -65,15 +72,17 @@ class ExactRows(Accumulator):
     n_rows: int = reduced("sum", 0)
     expected_rows: int = shared(0, check=False)
     scratch: Tensor | None = field(default=None, repr=False)
+    inner: np.ndarray | None = field(default=None, repr=False)  # JJᵀ, once it is prepared
 
     def update(self, g: GradientBatch) -> None:
-        self.n_rows += len(g)
+        self.n_rows, self.inner = self.n_rows + len(g), None
         self.kept.append(g)
         if max(self.n_rows, self.expected_rows) >= g.n_parameters:
             self._fold()
 
     def merge(self, other: ExactRows) -> None:
         super().merge(other)
+        self.inner = None
         if self.kept and (self.gram is not None or self.n_rows >= self.kept[0].n_parameters):
             self._fold()
 
@@ -82,16 +91,20 @@ class ExactRows(Accumulator):
             self._fold()
         return n_rows >= n_parameters
 
+    def prepare(self) -> None:
+        if self.gram is None and self.kept and self.inner is None:
+            self.inner = kernel(GradientBatch.concatenate(self.kept))
+
     def finalise(self, damping: float | None) -> Covariance:
-        n_rows, matrix, kept, J = self.n_rows, self.gram, self.kept, None
-        if n_rows == 0:
+        J = None if self.gram is not None else GradientBatch.concatenate(self.kept)
+        if self.n_rows == 0:
             raise ValueError("no rows were given")
+        if damping == 0.0 and J is not None:
+            raise not_regular(f"{self.n_rows} rows cannot determine {J.n_parameters} parameters")
+        self.prepare()
+        matrix = self.gram if self.inner is None else self.inner
+        assert matrix is not None
         self.clear()
-        if matrix is None:
-            J = GradientBatch.concatenate(kept)
-            if damping == 0.0:
-                raise not_regular(f"{n_rows} rows cannot determine {J.n_parameters} parameters")
-            matrix = kernel(J)
         if damping is None:
             return EigenbasisCovariance.of(matrix, None, J)
         try:
@@ -130,7 +143,7 @@ class ExactCovariance(Covariance):
         return self.effective_size
 
     def variance(self, g: GradientBatch) -> np.ndarray:
-        z = half_solve(self.matrix, _coordinates(g, self.J))
+        z = half_solve(self.matrix, coordinates(g, self.J))
         solved = _squared_norms(half_solve(self.matrix, z, transposed=True))
         if self.J is not None:
             return solved
@@ -142,7 +155,7 @@ class ExactCovariance(Covariance):
         return q
 
     def leverage(self, g: GradientBatch) -> np.ndarray:
-        h = _squared_norms(half_solve(self.matrix, _coordinates(g, self.J)))
+        h = _squared_norms(half_solve(self.matrix, coordinates(g, self.J)))
         return h if self.J is None else np.maximum(g.squared_norms - h, 0.0) / self.damping
 
     def gram(self) -> np.ndarray:
@@ -162,86 +175,14 @@ class ExactCovariance(Covariance):
         return f"exact, {'primal' if self.J is None else 'dual'} form ({len(self.matrix):,} × {len(self.matrix):,})"
 
 
-@dataclass(frozen=True, eq=False)
-class EigenbasisCovariance(SpectralCovariance):
-    """JᵀJ = W diag(e) Wᵀ, vⱼ·g = wⱼ·g; or, with J, K = JJᵀ = U diag(e) Uᵀ, vⱼ·g = wⱼ·(Jg) with wⱼ = uⱼ/√eⱼ."""
-
-    W: np.ndarray  # (p, r), with J (n, r)
-    J: GradientBatch | None = None
-    error_bound = 0.0
-
-    @classmethod
-    def of(cls, M: np.ndarray, damping: float | None, J: GradientBatch | None = None) -> EigenbasisCovariance:
-        """Decompose JᵀJ, or K where there is J, given in an upper triangle, in place."""
-        e, V = eigh(M)
-        r = int((e > len(e) * np.finfo(np.float64).eps * e[0]).sum())  # the rest is rounding
-        return cls(damping, e[:r], V[:, :r] if J is None else V[:, :r] / np.sqrt(e[:r]), J)
-
-    def gram(self) -> np.ndarray:
-        """Return JᵀJ to the last digits, in the upper triangle."""
-        return add_gram(None, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)), outer=True)
-
-    def projections(self, g: GradientBatch) -> np.ndarray:
-        return _coordinates(g, self.J).T @ self.W
-
-    def describe(self) -> str:
-        return f"exact, in the eigenbasis of {'JᵀJ' if self.J is None else 'JJᵀ'} ({len(self.W):,} × {len(self.W):,})"
-
-
 def accumulated_fields(covariance: Covariance) -> dict[str, Any]:
     """Return the fields of `ExactRows` that ended in this covariance."""
     assert isinstance(covariance, ExactCovariance | EigenbasisCovariance)
     return {"gram": covariance.gram()} if covariance.J is None else {"kept": [covariance.J]}
 
 
-def kernel(J: GradientBatch) -> np.ndarray:
-    """Return K = JJᵀ, in the upper triangle."""
-    K = np.zeros((len(J), len(J)), order="F")
-    if J.has_rows:
-        for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
-            K = add_gram(K, columns, outer=True)
-        return K
-    starts, rows = [0], 0  # the first of the blocks that are in memory at once
-    for i, block in enumerate(J.blocks):
-        if i > starts[-1] and rows + len(block) > block.rows_in_memory:
-            starts.append(i)
-            rows = 0
-        rows += len(block)
-    ends = np.cumsum([0, *map(len, J.blocks)])
-    for first, last in itertools.pairwise([*starts, len(J.blocks)]):
-        mine = GradientBatch(J.blocks[first:last]).merged()
-        for i in range(last):
-            K[ends[i] : ends[i + 1], ends[first] : ends[last]] = GradientBatch((J.blocks[i],)).inner(mine)
-    return K
-
-
-def _coordinates(g: GradientBatch, J: GradientBatch | None) -> np.ndarray:  # (p, b) or (n, b)
-    return (g.rows().cpu().double().numpy() if J is None else g.inner(J)).T
-
-
 def _squared_norms(columns: np.ndarray) -> np.ndarray:  # (m, b) -> (b,)
     return np.einsum("ij,ij->j", columns, columns)
-
-
-def add_gram(M: np.ndarray | None, X: np.ndarray, outer: bool = False) -> np.ndarray:
-    """Return M + XᵀX for X (b, m), or M + XXᵀ if `outer` for X (m, c): upper triangles, in the memory of M."""
-    from scipy.linalg import blas
-
-    if M is None:
-        m = X.shape[0 if outer else 1]
-        M = np.zeros((m, m), order="F")  # the order LAPACK works on in place
-    if X.size:
-        _check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=int(outer), lower=0, overwrite_c=1), M)
-    return M
-
-
-def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvalues (m,) of M, largest first, and eigenvectors (m, m); from the upper triangle, and over it."""
-    from scipy import linalg
-
-    np.negative(M, out=M)  # LAPACK begins with the smallest
-    e, V = linalg.eigh(M, lower=False, driver="evd", overwrite_a=True, check_finite=False)
-    return np.maximum(-e, 0.0), V
 
 
 def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
@@ -254,7 +195,7 @@ def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
     diagonal = M.diagonal().copy()
     _factorise(M, diagonal + damping)
     X, _ = lapack.dpotri(M, lower=1, overwrite_c=1)  # A⁻¹ over the factor, which has no zero on its diagonal
-    _check_in_place(X, M)
+    check_in_place(X, M)
     below = sum(float(np.square(damping * X[j + 1 :, j]).sum()) for j in range(len(X)))
     norm_squared = float(np.square(damping * X.diagonal()).sum()) + 2 * below
     return diagonal, len(M) - norm_squared, _factorise(M, diagonal + damping)
@@ -281,16 +222,11 @@ def _factorise(A: np.ndarray, damped_diagonal: np.ndarray) -> float:
     L, info = lapack.dpotrf(A, lower=1, clean=0, overwrite_a=1)
     if info:
         raise SingularMatrixError(f"the leading minor of order {info} is not positive definite")
-    _check_in_place(L, A)
+    check_in_place(L, A)
     reciprocal_condition, _ = lapack.dpocon(L, norm, uplo="L")
     if reciprocal_condition < m * np.finfo(np.float64).eps:
         raise SingularMatrixError(f"its reciprocal condition number is {reciprocal_condition:.1e}")
     return float(np.finfo(np.float64).eps / reciprocal_condition)
-
-
-def _check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
-    """SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result."""
-    assert np.shares_memory(result, matrix), "LAPACK worked on a copy"
 
 
 @storable
@@ -308,11 +244,17 @@ class Problem:
     damped: bool = True  #: Whether λ is known.
     reiterable: bool = True  #: Whether the data can be read twice.
     recomputed: bool = False  #: Whether only the inputs of rows are kept, and their gradients computed again.
+    positions: int = 0  #: Of the outer products that one row's gradient consists of.
 
     @property
     def product_flops(self) -> float:
         """The cost of an inner product of two rows."""
         return self.inner_flops or 2.0 * self.factor_bytes / self.itemsize
+
+    @property
+    def certificate_bytes(self) -> int:
+        """What certifying a batch takes: a gradient of all weights, and the sum that is compared with it."""
+        return 2 * self.n_parameters * self.itemsize
 
     @property
     def recomputed_bytes(self) -> int:
@@ -321,25 +263,52 @@ class Problem:
         return weights + max(min(256 * 2**20, 128 * self.factor_bytes), 4 * self.factor_bytes)
 
 
-def free_memory() -> float:
-    """Return the bytes that are available without swapping; 4 GiB where the system does not say."""
+def free_memory(root: Path = Path("/")) -> float:
+    """Return the bytes that are available without swapping, and within the limits of containers and of the process."""
     try:
-        free = 1024 * _entry(Path("/proc/meminfo"), "MemAvailable:")
+        free = 1024 * _entry(root / "proc/meminfo", "MemAvailable:")
     except (OSError, StopIteration, ValueError):
         try:
             free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
         except (OSError, ValueError, AttributeError):
-            return 4 * 2**30
-    return min(free, _left_in_container())
+            free = 4 * 2**30  # where the system does not say
+    return max(min(free, _left_in_containers(root), _left_to_process(root)), 0.0)
 
 
-def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return what a container's limit leaves; its file cache can be dropped."""
+def _left_in_containers(root: Path) -> float:
+    """Return what the limits of control groups leave, from the process's own up to the outermost that it can see."""
     try:
-        limit, used = (float((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
-        return max(limit - used + _entry(folder / "memory.stat", "inactive_file", 0.0), 0.0)
-    except (OSError, ValueError):  # no container, no limit ("max"), or another system
-        return float("inf")
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:  # another system
+        return math.inf
+    left = [math.inf]
+    for _, controllers, name in groups:
+        own = Path(name.lstrip("/"))  # which in a container may not exist, where the outermost is its own
+        for controller, folder, files in CONTROL_GROUPS:
+            if controller in controllers.split(","):
+                left += [_left_in_group(root / folder / each, *files) for each in (own, *own.parents)]
+    return min(left)
+
+
+def _left_in_group(folder: Path, limit: str, used: str, cached: str) -> float:
+    """Return what the limit of one control group leaves; its file cache can be dropped."""
+    try:
+        most, taken = (float((folder / name).read_text()) for name in (limit, used))
+        return most - taken + _entry(folder / "memory.stat", cached, 0.0)
+    except (OSError, ValueError):  # no such group, or no limit ("max")
+        return math.inf
+
+
+def _left_to_process(root: Path) -> float:
+    """Return what the process's own limits leave, as `ulimit -v` sets them."""
+    try:
+        import resource
+
+        limits = ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:"))
+        set_ = [(most, name) for which, name in limits if (most := resource.getrlimit(which)[0]) >= 0]
+        return min((most - 1024 * _entry(root / "proc/self/status", name) for most, name in set_), default=math.inf)
+    except (ImportError, OSError, StopIteration, ValueError):  # another system
+        return math.inf
 
 
 def _entry(path: Path, name: str, *default: float) -> float:

@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ..network.gradient_batch import GradientBatch
+from ..network.gradient_batch import GradientBatch, add_gram
 from ..storage.encoding import storable
 from ..validation import check_choice, check_int
-from .base import Accumulator, Cost, Engine, Known, not_regular, reduced, register, shared
-from .exact import Problem, add_gram, eigh
-from .spectral import SpectralCovariance, effective
+from .base import Accumulator, Cost, Engine, Known, not_regular, register
+from .exact import Problem
+from .fields import reduced, shared
+from .spectral import SpectralCovariance, effective, eigh
 
 RELATIVE_ZERO = 1e-12  # of the largest eigenvalue of GGᵀ: below is rounding, such as between equal landmarks
 RELEVANT_ROUNDING = 0.1  # of λ

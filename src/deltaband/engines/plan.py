@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from timeit import timeit
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ class Option:
     @property
     def nbytes(self) -> float:
         """What a fit holds at its peak beside the model, the data and the chunk of rows in progress."""
-        return self.engine.cost(self.problem).nbytes + self.problem.recomputed * self.problem.recomputed_bytes
+        beside = self.problem.certificate_bytes + self.problem.recomputed * self.problem.recomputed_bytes
+        return self.engine.cost(self.problem).nbytes + beside
 
     @property
     def seconds(self) -> float:
@@ -91,6 +93,20 @@ def registered_engines() -> dict[str, type[Engine]]:
     return dict(ENGINES)
 
 
+def parse_engine(engine: Any) -> Engine | None:
+    """Return the engine, or that of a name, with its default settings; None for "auto"."""
+    if isinstance(engine, str):
+        if engine == "auto":
+            return None
+        if engine not in (known := registered_engines()):
+            names = ", ".join(map(repr, ("auto", *known)))
+            raise ValueError(f"engine must be one of {names}, or an engine such as Nystrom(landmarks=500): {engine!r}")
+        return known[engine]()
+    if not isinstance(engine, Engine):
+        raise TypeError(f"engine must be 'auto', a name as 'exact' or an engine such as Exact(), got {engine!r}")
+    return engine
+
+
 def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | None = None) -> Plan:
     """Return the plan for an engine of the user's choice, or for the best that fits into `memory` bytes.
 
@@ -102,8 +118,8 @@ def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | Non
     if engine is None:
         options = [option for option in options if option.seconds <= LONGEST_EXACT_SECONDS]
     if engine is None and not options:
-        # At equal memory a projection is the more accurate approximation (`python -m benchmarks.accuracy`), but it has
-        # to form every gradient, which takes longer the larger the network.
+        # At equal memory a projection is the more accurate approximation (`python -m benchmarks.accuracy`), but where
+        # gradients have many positions it may take longer.
         nystrom, projection = (_largest(cls, problem, budget / 2) for cls in (Nystrom, RandomProjection))
         limits = [SLOWDOWN_ALLOWED * option.seconds + SLOWDOWN_ALLOWED_SECONDS for option in nystrom]
         is_slow = any(option.seconds > limit for option in projection for limit in limits)
@@ -127,7 +143,7 @@ def _largest(cls: type[Engine], problem: Problem, budget: float) -> list[Option]
         return Option(cls(**{str(cls.size_setting): size}), problem)
 
     most = min(LARGEST_AUTO_SIZE, problem.n_rows or LARGEST_AUTO_SIZE, problem.n_parameters)
-    size = largest(lambda size: sized(size).engine.cost(problem).nbytes <= budget, most)
+    size = largest(lambda size: sized(size).nbytes <= budget, most)
     usable = size >= SMALLEST_AUTO_SIZE and (problem.reiterable or not sized(size).engine.sample_size)
     return [sized(size)] if usable else []
 

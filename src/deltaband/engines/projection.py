@@ -1,11 +1,13 @@
 """The delta method on randomly projected gradients, sparse Johnson–Lindenstrauss, less the bias that this brings.
 
-Every gradient is replaced by Sg, r numbers instead of p. Each column of S (r × p) has four entries ±1/2, one in each
-quarter of the rows, at places and with signs that depend on the seed and on the column's number alone. Then
+Every gradient is replaced by Sg, r numbers instead of p, computed from layer factors where that is faster. Each column
+of S (r × p) has four entries ±1/2, at places and with signs that depend on the seed, on the column's number and on the
+shapes of the weights (`network/layers/projection.py`). Then
 
-    E (Sg)·(Sg') = g·g',    Var (Sg)·(Sg') ≤ (‖g‖²‖g'‖² + (g·g')²)/r    where 4 divides r,
+    E (Sg)·(Sg') = g·g',    Var (Sg)·(Sg') ≈ (‖g‖²‖g'‖² + (g·g')²)/r
 
-but Sᵀ(SJᵀJSᵀ + μI)⁻¹S is near (JᵀJ + λI)⁻¹ for a λ larger than μ (LeJeune et al. 2022, "Asymptotics of the sketched
+for the gradients of vectors; for g = δ ⊗ x there is also (‖δ‖²‖δ'‖²(x·x')² + (δ·δ')²‖x‖²‖x'‖² + 2(g·g')²)/r.
+But Sᵀ(SJᵀJSᵀ + μI)⁻¹S is near (JᵀJ + λI)⁻¹ for a λ larger than μ (LeJeune et al. 2022, "Asymptotics of the sketched
 pseudoinverse"): the harmonic mean of all r eigenvalues of SJᵀJSᵀ + μI. `Equivalent` solves that for μ.
 """
 
@@ -17,17 +19,15 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from ..network.gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
-from ..storage.encoding import storable
+from ..network.layers.projection import Projection
 from ..validation import check_int
-from .base import Cost, Covariance, Engine, Known, not_regular, reduced, register
+from .base import Cost, Covariance, Engine, Known, not_regular, register
 from .exact import Exact, ExactRows, Problem, accumulated_fields
+from .fields import reduced
 from .spectral import SpectralCovariance
 
-ENTRIES_PER_COLUMN = 4  # one has six times the error of q, two are nearly as good; eight or sixteen gain nothing
-COLUMNS_AT_ONCE = 10_000
 FORMING_FLOPS = 250.0  # of a matrix product, while a number of a gradient is formed and projected: 5 to 8 ns
 
 
@@ -37,11 +37,12 @@ class RandomProjection(Engine):
     """h = (Sg)ᵀ(SJᵀJSᵀ + μI)⁻¹Sg, the μ < λ making up for what `dim` dimensions cannot keep apart; q = h + λ ∂h/∂λ.
 
     It holds 8·dim² bytes, up to twice that where n is below dim or not known beforehand, and three times at the end:
-    neither S nor the rows of J ever exist as a whole. Equals `Exact()` where dim ≥ p.
+    neither S nor the rows of J ever exist as a whole, and for most layers their factors do. Equals `Exact()` where
+    dim ≥ p.
 
-    While tr H < dim there is next to no error on average over seeds, so dim should be above p*. With one seed h and q
-    of a row unlike the training rows are off by about √(2/(dim − tr H²))·h, of others by less. Where λ is so small that
-    tr H would exceed dim, the answers are those for the λ with tr H = dim, and `fit` warns.
+    While tr H < dim there is little error on average over seeds, about 1 % of h, so dim should be above p*. With one
+    seed h and q of a row unlike the training rows are off by about √(2/(dim − tr H²))·h, of others by less. Where λ is
+    so small that tr H would exceed dim, the answers are those for the λ with tr H = dim, and `fit` warns.
 
     Args:
         dim: How many dimensions; from p on there is nothing to project.
@@ -64,8 +65,9 @@ class RandomProjection(Engine):
         dim = self.dim  # damped=False: the eigenvectors are needed in any case
         projected = replace(problem, n_parameters=dim, itemsize=8, factor_bytes=8 * dim, inner_flops=0.0, damped=False)
         inside = Exact().cost(replace(projected, recomputed=False))
-        forming = (problem.n_rows or self.dim) * FORMING_FLOPS * problem.n_parameters
-        return Cost(inside.nbytes, forming + inside.flops, wants_rows=False)
+        S = Projection(dim, problem.n_parameters, self.seed)
+        numbers = (problem.n_rows or dim) * S.numbers(problem.factor_bytes / problem.itemsize, problem.positions)
+        return Cost(inside.nbytes, FORMING_FLOPS * numbers + inside.flops, wants_rows=False)
 
     def start(self, known: Known = Known()) -> ProjectedRows:
         return ProjectedRows(self, expected_rows=known.n_rows or 0)
@@ -88,7 +90,7 @@ class ProjectedRows(ExactRows):
     def update(self, g: GradientBatch) -> None:
         self.n_parameters = g.n_parameters
         S = self._projection()
-        for batch in [g] if S is None else S.batches(g):
+        for batch in [g] if S is None else _projected(g, S):
             super().update(batch)
 
     def check_mergeable(self, other: ProjectedRows) -> None:
@@ -115,46 +117,9 @@ class ProjectedRows(ExactRows):
         return S if S.dim < S.n_parameters else None
 
 
-@storable
-@dataclass(frozen=True)
-class Projection:
-    """S (r × p), of which only some columns exist at a time."""
-
-    dim: int  # r
-    n_parameters: int  # p
-    seed: int
-
-    def batches(self, g: GradientBatch) -> Iterator[GradientBatch]:
-        """Return gSᵀ, no more rows at a time than should be in memory at once."""
-        return map(self, g.split(max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (8 * self.dim))))
-
-    def __call__(self, g: GradientBatch) -> GradientBatch:
-        """Return gSᵀ, row by row."""  # (b, p) -> (b, r)
-        from scipy.sparse import csc_array
-
-        projected, end = np.empty((len(g), self.dim)), 0
-        width = min(COLUMNS_AT_ONCE, self.n_parameters)
-        for batch in g.split(max(1, CHUNK_BYTES // (8 * max(width, self.dim)))):
-            start, end = end, end + len(batch)
-            total, column = np.zeros((self.dim, len(batch))), 0
-            for columns in batch.columns(width):
-                at, values = self.entries(column, columns.shape[1])
-                ends = at.shape[1] * np.arange(len(at) + 1, dtype=np.int32)
-                total += csc_array((values.ravel(), at.ravel(), ends), shape=(self.dim, len(at))) @ columns.T
-                column += len(at)
-            projected[start:end] = total.T
-        return GradientBatch.of(torch.from_numpy(projected))
-
-    def entries(self, start: int, width: int) -> tuple[np.ndarray, np.ndarray]:  # (width, 4) twice
-        """Return where the entries of some columns are, and what they are, whichever others are asked for.
-
-        Each comes from a raw 64-bit word of a stream that NumPy never changes, the place from its lowest 31 bits.
-        """
-        count = min(ENTRIES_PER_COLUMN, self.dim)
-        words = np.random.PCG64(self.seed).advance(start * count).random_raw((width, count)).view(np.int64)
-        edges = self.dim * np.arange(count + 1, dtype=np.int64) // count
-        at = edges[:-1] + ((words & 0x7FFFFFFF) * np.diff(edges) >> 31)
-        return at.astype(np.int32), np.copysign(1 / math.sqrt(count), words)
+def _projected(g: GradientBatch, S: Projection) -> Iterator[GradientBatch]:
+    """Yield gSᵀ, no more rows at a time than should be in memory at once."""
+    return (batch.projected(S) for batch in g.split(max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (8 * S.dim))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,10 +162,10 @@ class ProjectedCovariance(SpectralCovariance):
         return Equivalent.of(self.eigenvalues, self.S.dim, self.chosen_damping if damping is None else damping)
 
     def _weighed(self, g: GradientBatch, weights: np.ndarray) -> np.ndarray:  # (b,) or (b, ·)
-        return np.concatenate([self._squares(batch) @ weights for batch in self.S.batches(g)])
+        return np.concatenate([self._squares(batch) @ weights for batch in _projected(g, self.S)])
 
     def projections(self, g: GradientBatch) -> np.ndarray:  # (b, m), on the directions with ẽ > 0
-        return np.concatenate([self.exact.projections(batch) for batch in self.S.batches(g)])
+        return np.concatenate([self.exact.projections(batch) for batch in _projected(g, self.S)])
 
     @property
     def inverses(self) -> np.ndarray:
@@ -248,6 +213,7 @@ class Equivalent:
         p_star = max(2 * (r - mu * total / least) - (r - f), 0.0)
         # Cov(log det) for two λ is −2 log(1 − tr(HH')/r); differentiated by both it is that of tr H, at most
         # 2(t/f + t²/f²) = 2rt/f² with t = tr H² ≤ p*. Measured: a quarter of it, as H²(1 − H)² is below H².
-        standard_error = math.sqrt(2 * r * p_star) / f
+        # Where gradients are outer products some bias is left, up to 1 % of p* where r is not much larger.
+        standard_error = math.sqrt(2 * r * p_star) / f + 0.02 * p_star**2 / r
         variance_weights = (e - float(count @ (e * x**2)) / squares) * y * y
         return Equivalent(y, variance_weights, p_star, standard_error, reached=short > -1e-9 * damping)

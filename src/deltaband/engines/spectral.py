@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from torch import Tensor
 
-from ..network.gradient_batch import GradientBatch
+from ..network.gradient_batch import GradientBatch, add_gram, coordinates
 from ..storage.encoding import storable
 from .base import Covariance
 
@@ -112,6 +112,32 @@ class SpectralCovariance(Covariance):
 
     def eigendecomposed(self) -> SpectralCovariance:
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class EigenbasisCovariance(SpectralCovariance):
+    """JᵀJ = W diag(e) Wᵀ, vⱼ·g = wⱼ·g; or, with J, K = JJᵀ = U diag(e) Uᵀ, vⱼ·g = wⱼ·(Jg) with wⱼ = uⱼ/√eⱼ."""
+
+    W: np.ndarray  # (p, r), with J (n, r)
+    J: GradientBatch | None = None
+    error_bound = 0.0
+
+    @classmethod
+    def of(cls, M: np.ndarray, damping: float | None, J: GradientBatch | None = None) -> EigenbasisCovariance:
+        """Decompose JᵀJ, or K where there is J, given in an upper triangle, in place."""
+        e, V = eigh(M)
+        r = int((e > len(e) * np.finfo(np.float64).eps * e[0]).sum())  # the rest is rounding
+        return cls(damping, e[:r], V[:, :r] if J is None else V[:, :r] / np.sqrt(e[:r]), J)
+
+    def gram(self) -> np.ndarray:
+        """Return JᵀJ to the last digits, in the upper triangle."""
+        return add_gram(None, np.ascontiguousarray(self.W * np.sqrt(self.eigenvalues)), outer=True)
+
+    def projections(self, g: GradientBatch) -> np.ndarray:
+        return coordinates(g, self.J).T @ self.W
+
+    def describe(self) -> str:
+        return f"exact, in the eigenbasis of {'JᵀJ' if self.J is None else 'JJᵀ'} ({len(self.W):,} × {len(self.W):,})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,3 +255,12 @@ def sigma(e: np.ndarray, damping: Any) -> np.ndarray:
     """Return e/(e+λ)², the eigenvalue of Σ⁻¹; 0 where e is."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(e > 0, e / (e + damping) / (e + damping), 0.0)
+
+
+def eigh(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return eigenvalues (m,) of M, largest first, and eigenvectors (m, m); from the upper triangle, and over it."""
+    from scipy import linalg
+
+    np.negative(M, out=M)  # LAPACK begins with the smallest
+    e, V = linalg.eigh(M, lower=False, driver="evd", overwrite_a=True, check_finite=False)
+    return np.maximum(-e, 0.0), V

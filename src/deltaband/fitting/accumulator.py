@@ -13,28 +13,28 @@ from torch import Tensor
 
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
-from ..data.row_record import RowRecord, RowSample, Sample, pair_hashes, share_by_chance
-from ..engines import Accumulator, Option, Problem
-from ..engines.base import Total
+from ..data.row_record import RowRecord, RowSample, Sample, pair_hashes
+from ..engines import Accumulator, Covariance, Engine, Option, Problem
+from ..engines.fields import Total
 from ..errors import ArtefactError, EmptyDataError, NoGradientError
 from ..network.gradient_batch import (
     CHUNK_ROWS_AT_LEAST,
     MERGED_BYTES,
     PRODUCT_ROWS,
     GradientBatch,
-    Recomputed,
+    KeptInputs,
     StoredBlock,
 )
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
 from ..network.network import MAX_FEATURES, Network, plain_autograd
 from ..storage.encoding import storable
+from ..threads import on_free_cores
 from . import accuracy
-from .fit import Fit, RowBuffer, checked_gradients, with_leverages
+from .fit import Fit, Outputs, RowBuffer, checked_gradients, with_leverages
 from .spec import FitSpec
-from .tasks import Outputs, Regression
+from .tasks import Regression
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, for the rows evaluated at once
-REPEATED_ROWS_SHARE = 0.01  # more rows taken in before, beyond what equal rows explain, are not an accident
 LEVERAGE_ROWS = 512  # training rows whose leverages new rows are compared with
 RESIDUAL_ROWS, RESIDUAL_BYTES = 20_000, 2**25  # kept at most, to learn the noise from
 
@@ -87,7 +87,13 @@ class FitAccumulator:
         self.network = network = start.network(spec).copy()
         option, m = start.option, start.n_outputs
         problem = option.problem
-        self._inputs = _KeptInputs(network, problem, start.memory - option.nbytes) if problem.recomputed else None
+        self._inputs: KeptInputs | None = None
+        if problem.recomputed:  # half of what is left over is for the rows that meet them
+            room = (
+                problem.recomputed_bytes - problem.n_parameters * problem.itemsize + (start.memory - option.nbytes) / 2
+            )
+            rows_in_memory = int(room // (2 * problem.factor_bytes))
+            self._inputs = KeptInputs(network.copy(own_weights=True), rows_in_memory)
         # rows are taken as they come; inner products are faster for many at once
         self._rows_at_once = 0
         if self._inputs is not None:
@@ -101,10 +107,11 @@ class FitAccumulator:
         self.record = RowRecord(RowSample(max(self._n_leverages, self._n_compared), seed))
         self._residuals: RowSample | None = None
         room = min(RESIDUAL_BYTES, start.memory - option.nbytes)
-        if spec.task.keeps_residuals and (affordable := int(room // (4 * MAX_FEATURES + 16 * m))) > 0:
+        if spec.task.keeps_residuals and (affordable := int(room // (4 * MAX_FEATURES + 24 * m))) > 0:
             self._residuals = RowSample(min(RESIDUAL_ROWS, affordable), seed)
-        self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts), 0.0, 0.0)
+        self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts(m, start.n_returned)), 0.0, 0.0)
         self._before: Fit | None = None  # the fit that is continued
+        self._completed: tuple[Covariance, Engine] | None = None  # what the engine has ended in, and its settings
 
     @property
     def n_rows(self) -> int:
@@ -124,7 +131,7 @@ class FitAccumulator:
         form = (fit.layers, fit.by_rows, fit.n_outputs, fit.n_returned, fit.fingerprint)
         start = Start(fit.outputs, Option(engine, problem), memory, *form)
         made = cls(spec, start, engine.resume(fit.covariance, n, p))
-        made.record = RowRecord.from_seen(fit.seen, fit.sample, max(made._n_leverages, made._n_compared))
+        made.record = RowRecord.from_seen(fit.seen, fit.ranges, fit.sample, max(made._n_leverages, made._n_compared))
         if made._residuals is not None:
             made._residuals.resume(fit.residuals, fit.n_rows)
         made._before = fit
@@ -180,6 +187,10 @@ class FitAccumulator:
 
     def merge(self, other: FitAccumulator) -> None:
         """Take in the rows that another accumulator has taken in."""
+        if self._completed is not None:
+            rows, columns = self.n_rows * self.start.n_outputs, self.network.n_parameters
+            self.engine = self.engine.engine.resume(self._completed[0], rows, columns)
+            self._completed = None
         self.engine.merge(other.engine)
         self.merge_state(other.state(engine=False))
 
@@ -197,13 +208,6 @@ class FitAccumulator:
         m, p = self.start.n_outputs, self.network.n_parameters
         return self.engine.all_reduce(total, n_rows * m, p)
 
-    def shares_rows(self, hashes: np.ndarray) -> bool:
-        """Return whether more of these rows have been taken in already than there are equal rows anyway."""
-        if len(hashes) == 0 or self.n_rows == 0:
-            return False
-        seen = self.record.seen()
-        return seen.share(hashes) > max(share_by_chance(seen.repeated, len(hashes)), REPEATED_ROWS_SHARE)
-
     def kept_network(self, outputs: Outputs, layers: Any) -> Network:
         """Return the network that gradients are computed again with."""
         assert self._inputs is not None
@@ -218,7 +222,7 @@ class FitAccumulator:
         """
         network, before, weighted, met = self.network, 0 if skipped is not None else self.n_rows, False, 0.0
         buffer = RowBuffer(lambda batch: self.engine.update(_merged(batch)), self._rows_at_once)
-        with plain_autograd(network.device), progress_bar("deltaband", batches, progress) as shown:
+        with plain_autograd(network.device), batches.progress_bar("deltaband", progress) as shown:
 
             def skip(x: Inputs, y: Tensor, first: int) -> None:
                 nonlocal weighted, met
@@ -234,8 +238,6 @@ class FitAccumulator:
                     raise ArtefactError(
                         f"{taken}, now {met:.6g}: give the same weights, or delete the file to start over"
                     )
-                if chunk & (chunk - 1) == 0:  # the first, the second, the third, the fifth, the ninth …
-                    network.verify(x)
                 weighted, given = weighted or x.weight is not None, self._given_weight(x)
                 x = self.spec.weigh(x, self.start.outputs, self.start.n_returned, first)
                 outputs, energy = [], 0.0
@@ -245,8 +247,7 @@ class FitAccumulator:
                     energy += float(g.squared_norms.sum())
                 self.record.update(network.prepare(x), targets)
                 y, start = torch.cat(outputs, dim=1), self.start
-                losses, counts = self.spec.task.losses(start.outputs, y, targets, start.n_returned)
-                losses = losses if x.weight is None else losses * x.weight
+                losses, counts = self.spec.task.losses(start.outputs, y, targets, start.n_returned, x.weight)
                 self._sums = self._sums.plus(Sums(len(x), losses.sum(dim=0).numpy(), counts, energy, given))
                 self._keep_residuals(x, y, targets)
                 shown.update(len(x))
@@ -273,26 +274,43 @@ class FitAccumulator:
         if self._residuals is None or not isinstance(task, Regression):
             return
         r = task.residuals(start.outputs, y, targets, start.n_returned).abs()
-        if task.variance is not None and x.weight is not None:
-            r = r * x.weight.sqrt()
+        given = x.extras.get("given", torch.ones(len(x), 1)).double()
+        if task.variance is not None and x.weight is not None:  # in units of the network's own noise
+            r = r * (x.weight / given).sqrt()
+        roots = given.sqrt().expand_as(r)
 
         def kept(few: np.ndarray) -> Inputs:
             found = torch.from_numpy(self.network.features(x[few]))
-            return Inputs((found, y[few].double(), r[few]), single=False)
+            return Inputs((found, y[few].double(), r[few], roots[few]), single=False)
 
         self._residuals.update(x, kept)
 
-    def finish(self) -> Fit:
-        """Return the fit to the rows taken in; the engine is empty afterwards."""
-        network, start, n_rows = self.network, self.start, self.n_rows
-        m = start.n_outputs
+    @on_free_cores()
+    def prepare(self) -> None:
+        """Compute what `complete` needs that takes long, and loses nothing if it is interrupted."""
+        if self._completed is None:
+            with plain_autograd(self.network.device):
+                self.engine.prepare()
+
+    def complete(self) -> tuple[Covariance, Engine]:
+        """Return the covariance of the rows taken in, and the engine's settings; an interrupt would lose the rows."""
+        if self._completed is not None:
+            return self._completed
+        start, n_rows, damping = self.start, self.n_rows, self.spec.damping
         if n_rows == 0:
             raise EmptyDataError(EMPTY_DATA_MESSAGE)
         if self._sums.energy == 0.0:
             raise NoGradientError(DEPENDS_ON_NOTHING + self.spec.task.no_gradient_hint)
-        settings = self.engine.sized_engine(2 * n_rows * m)
-        with plain_autograd(network.device):
-            covariance = self.engine.finish(self.spec.damping.at(n_rows, start.n_returned, self._sums.weight))
+        settings = self.engine.sized_engine(2 * n_rows * start.n_outputs)
+        chosen = damping.resolved(damping.at(n_rows, start.n_returned, self._sums.weight), self._sums.energy)
+        with plain_autograd(self.network.device):
+            self._completed = self.engine.finish(chosen), settings
+        return self._completed
+
+    def finish(self) -> Fit:
+        """Return the fit to the rows taken in; the engine is empty afterwards, and resumes if there are more rows."""
+        (covariance, settings), start, n_rows = self.complete(), self.start, self.n_rows
+        network, m = self.network, start.n_outputs
         exact, rows = covariance.is_exact, self.record.sample.rows()
         n_compared = 0 if exact else min(len(rows), self._n_compared)
         fit = Fit(
@@ -307,11 +325,13 @@ class FitAccumulator:
             start.layers,
             start.by_rows,
             self.record.seen(),
+            self.record.ranges,
             outputs=start.outputs,
             n_returned=start.n_returned,
             total_weight=self._sums.weight,
             uncertified=tuple(sorted(network.model_copy.uncertified)),
             sample=rows,
+            format=next((x.without_rows() for x in rows.pieces), None if self._before is None else self._before.format),
             residuals=Sample() if self._residuals is None else self._residuals.rows(),
             n_compared=n_compared if n_compared * m >= accuracy.SAMPLE_ROWS_AT_LEAST else 0,
             rows_at_once=min(self._rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * n_rows * m))),
@@ -328,23 +348,3 @@ class FitAccumulator:
 def _merged(batch: GradientBatch) -> GradientBatch:
     """Put blocks together that are in memory."""
     return batch.merged() if all(isinstance(block, StoredBlock) for block in batch.blocks) else batch
-
-
-def progress_bar(description: str, batches: Batches, progress: bool) -> Any:
-    """Return a bar that appears only if the work takes more than two seconds."""
-    from tqdm.auto import tqdm
-
-    return tqdm(total=batches.n_rows, desc=description, unit=" rows", delay=2, leave=False, disable=not progress)
-
-
-class _KeptInputs:
-    """Keeps of each row the input alone; its gradient is computed again when it is needed."""
-
-    def __init__(self, network: Network, problem: Problem, spare: float) -> None:
-        self.network = network.copy(own_weights=True)
-        # half is for the rows that meet them
-        weights = problem.n_parameters * problem.itemsize
-        self.rows_in_memory = int((problem.recomputed_bytes - weights + spare / 2) // (2 * problem.factor_bytes))
-
-    def __call__(self, x: Inputs, group: slice) -> GradientBatch:
-        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.rows_in_memory),))

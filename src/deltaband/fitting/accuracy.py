@@ -21,6 +21,7 @@ from ..errors import DeltabandWarning
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.network import Network, plain_autograd
 from ..results import ErrorReport
+from ..threads import on_free_cores
 from ..validation import check_int
 from .fit import Fit, RowBuffer, evaluate_sample
 from .spec import FitSpec
@@ -44,12 +45,13 @@ def affordable_rows(engine: Engine, problem: Problem, memory: float) -> int:
     return rows if rows >= SAMPLE_ROWS_AT_LEAST else 0
 
 
+@on_free_cores()
 def worst_report(spec: FitSpec, fits: Sequence[Fit], x: Any, sample: int | None) -> ErrorReport:
     """Estimate the errors of fits over the rows `x` or over training rows, and return the largest."""
     least = SAMPLE_ROWS_AT_LEAST
     if sample is not None:
         check_int(sample, "sample", least)
-    X = None if x is None else Inputs.of(x)
+    X = None if x is None else spec.inputs(x)
     if X is not None:
         X.check_finite()
         if len(X) == 0:

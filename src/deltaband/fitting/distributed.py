@@ -21,9 +21,8 @@ from ..storage import container
 from ..storage.encoding import Decoder, Encoder
 from .accumulator import FitAccumulator
 from .checkpoint import samplers
-from .fit import Fit
+from .fit import Fit, Outputs
 from .spec import FitSpec, first_difference
-from .tasks import Outputs
 
 MakeNetwork = Callable[[tuple[int, ...], Any], Network]
 
@@ -222,7 +221,7 @@ class ProcessGroup:
                 break
             if self.rank + apart < self.size:
                 other = self._receive(self.rank + apart, rows.kept_network)
-                repeated += [self.rank + apart] if rows.shares_rows(other["record"]["hashes"]) else []
+                repeated += [self.rank + apart] if rows.record.shares_rows(other["record"]["hashes"]) else []
                 rows.merge_state(other)
             apart *= 2
         shared = self.share(rows.state(engine=not summed), 0, rows.kept_network)

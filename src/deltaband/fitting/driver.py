@@ -15,31 +15,31 @@ from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
 from ..engines import Engine, Known, Plan, Problem, free_memory, plan_fit
 from ..errors import EmptyDataError, warn
+from ..interrupts import uninterrupted
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.network import Network, Probe, plain_autograd
+from ..threads import on_free_cores
 from . import accuracy, robust
-from .accumulator import FitAccumulator, Start, progress_bar
+from .accumulator import FitAccumulator, Start
 from .checkpoint import Checkpoint
 from .distributed import ProcessGroup
-from .fit import Fit, checked_gradients
+from .fit import Fit, Outputs, checked_gradients
 from .spec import FitSpec, first_difference
-from .tasks import Outputs
-
-Read = Callable[[], Batches]
 
 
+@on_free_cores()
 def fit(
     spec: FitSpec,
-    read: Read,
+    read: Callable[[], Batches],
     progress: bool,
     checkpoint: str | Path | None,
     checkpoint_every: float,
     group: ProcessGroup,
-) -> tuple[tuple[Fit, ...], Checkpoint | None]:
+) -> tuple[FitSpec, tuple[Fit, ...], Checkpoint | None]:
     """Fit to all rows of all processes, once for each group of outputs.
 
     Returns:
-        The fits, and the checkpoint of this process, which the caller removes once it has stored the fits.
+        What was fitted, the fits, and the checkpoint of this process, which the caller removes once it has stored them.
     """
     progress = progress and group.rank == 0
     kept = found = None
@@ -60,10 +60,12 @@ def fit(
         batches = batches if kept is None else kept.replayable(batches, found)
         if group.size == 1:
             check_engine(spec, batches, batches.n_rows)
-        groups, batches = _look_if_any(spec, batches, group)
+        unsettled, (spec, groups, batches) = spec, _look_if_any(spec, batches, group)
         if kept is not None and groups:
             batches = kept.check_outputs(batches, found)
     lead, groups, n_rows = group.agree(groups, batches.n_rows)
+    if unsettled.takes_last_layer:
+        spec = replace(unsettled, parameters=group.share(spec.parameters, lead))
     batches = group.check_same_outputs(spec, batches, lead)
     with group.step():
         check_engine(spec, batches, n_rows)
@@ -93,18 +95,19 @@ def fit(
                 )
             finished = rows.finish()
             if spec.task.robust is not None:
-                with progress_bar("deltaband, robust covariance", batches, progress) as shown:
+                with batches.progress_bar("deltaband, robust covariance", progress) as shown:
                     finished = robust.with_sandwich(spec, finished, rows.network, batches, shown)
         fits.append(group.agree_on_fit(finished, rows.network))
-    return tuple(fits), kept
+    return spec, tuple(fits), kept
 
 
+@on_free_cores()
 def partial_fit(
     spec: FitSpec, so_far: Sequence[FitAccumulator], batches: Batches, n_rows: int | None, progress: bool
 ) -> tuple[FitAccumulator, ...]:
     """Return accumulators of these rows alone, which can be merged into those so far."""
     robust.refuse_parts(spec, "partial_fit")
-    groups, batches = look(spec, batches)
+    spec, groups, batches = look(spec, batches)
     if not so_far:
         check_engine(spec, batches, n_rows)
     memory, new = spec.memory_per_fit(len(groups)), []
@@ -116,6 +119,15 @@ def partial_fit(
         rows.take(batches, progress)
         new.append(rows)
     return tuple(new)
+
+
+def completed(parts: Sequence[FitAccumulator]) -> tuple[Fit, ...]:
+    """Return the fits to the rows of accumulators; interrupted, these still have them, and may be asked again."""
+    for rows in parts:
+        rows.prepare()
+        with uninterrupted():
+            rows.complete()
+    return tuple(rows.finish() for rows in parts)
 
 
 def from_fits(spec: FitSpec, fits: Sequence[Fit]) -> tuple[FitAccumulator, ...]:
@@ -157,14 +169,15 @@ def _settings_but_size(engine: Engine) -> Any:
 
 def plan(spec: FitSpec, batches: Batches) -> Plan:
     """Return the plan of a fit to these batches, of which only the first rows are read."""
-    groups, batches = look(spec, batches)
+    spec, groups, batches = look(spec, batches)
     network = spec.network(spec.task.head(groups[0]))
     return _planned(spec, network, batches, batches.n_rows, spec.memory_per_fit(len(groups)))[0]
 
 
-def look(spec: FitSpec, batches: Batches) -> tuple[list[Outputs], Batches]:
-    """Check the first rows, and return what each fit will be for and the data as if nothing had been read."""
+def look(spec: FitSpec, batches: Batches) -> tuple[FitSpec, list[Outputs], Batches]:
+    """Check the first rows, and return what is settled, what each fit is for, and the data as if nothing were read."""
     first, batches = batches.peek()
+    spec = spec.settled(first.x)
     outputs = spec.model_outputs(first.x)
     spec.task.check_first_rows(outputs, first.y)
     if batches.targets is not None:  # a long pass must not end in an error that the arrays could have given
@@ -178,7 +191,7 @@ def look(spec: FitSpec, batches: Batches) -> tuple[list[Outputs], Batches]:
             "per_output=True reads the data once for each output, which an iterator or generator does not allow: "
             "give arrays X and y, a DataLoader, or a list of batches"
         )
-    return groups, batches
+    return spec, groups, batches
 
 
 def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
@@ -205,14 +218,14 @@ def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
         )
 
 
-def _look_if_any(spec: FitSpec, batches: Batches, group: ProcessGroup) -> tuple[list[Outputs], Batches]:
+def _look_if_any(spec: FitSpec, batches: Batches, group: ProcessGroup) -> tuple[FitSpec, list[Outputs], Batches]:
     """Look at the first rows; one of several processes may have none."""
     try:
         return look(spec, batches)
     except EmptyDataError:
         if group.size == 1:
             raise
-        return [], replace(batches, source=[], n_rows=0)
+        return spec, [], replace(batches, source=[], n_rows=0)
 
 
 def _started(
@@ -274,6 +287,7 @@ def _planned(
         seconds / (len(first) * m),
         damped=spec.damping.is_known and spec.task.robust is None,  # else there will be eigenvectors
         reiterable=batches.reiterable,
+        positions=layers.positions,
     )
     return plan_fit(problem, spec.engine, memory), x, batches, probe
 
@@ -300,7 +314,7 @@ def _drawn(start: Start, spec: FitSpec, batches: Batches, progress: bool, rank: 
     # leave out some of the sampled rows the second time.
     engine, network = start.option.engine, start.network(spec)
     sample = RowSample(-(-engine.sample_size // start.n_outputs), [engine.seed, rank] if rank else engine.seed)
-    with plain_autograd(network.device), progress_bar("deltaband, drawing a sample", batches, progress) as shown:
+    with plain_autograd(network.device), batches.progress_bar("deltaband, drawing a sample", progress) as shown:
         for x, _, first in batches.chunks(network.chunk_rows):
             sample.update(network.prepare(spec.weigh(x, start.outputs, start.n_returned, first)))
             shown.update(len(x))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Protocol, Self
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..damping import TYPICAL_RELATIVE_DAMPING
-from ..data.inputs import Inputs, check_finite
+from ..data.inputs import Inputs, Ranges, check_finite
 from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
 from ..engines.sandwich import Sandwich
@@ -19,11 +20,16 @@ from ..network.layers.hooks import Layers
 from ..network.network import Network, plain_autograd
 from ..results import ErrorReport, Side
 from ..storage.encoding import storable
+from ..threads import on_free_cores
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
+N_ROWS_TO_JUDGE = 8  # from so many rows on it is judged whether the network fits to them
 FAR_QUANTILE = 0.95  # of leverages of training rows: new rows above it are far from them
+TOLERABLE_WIDTH_ERROR = 0.05
+MANY_ROWS = 256  # whose evaluation takes longer than a look at what else runs on the machine
 QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a moment
 
+Outputs = tuple[int, ...]  # numbers of outputs of the network
 Bounds = tuple[np.ndarray, np.ndarray]  # lower and upper, of y − ŷ
 RowFunction = Callable[[GradientBatch], np.ndarray]  # gradients of b rows -> (b, …)
 
@@ -44,6 +50,7 @@ class Fit:
     layers: Layers
     by_rows: bool  # whether the covariance asks for rows, not for inner products
     seen: SeenRows
+    ranges: Ranges  # of the inputs
     outputs: tuple[int, ...] = (0,)  # the outputs of the network that it is for
     n_returned: int = 1  # how many outputs the network has
     total_weight: float = 0.0  # of the rows; n_rows where they have none
@@ -51,11 +58,12 @@ class Fit:
     leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) if exact, without weights
     far: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) the leverage from which on a new row is far
     sample: Sample = field(default_factory=Sample)  # inputs of training rows, in random order
-    residuals: Sample = field(default_factory=Sample)  # features, outputs and |residuals| of training rows
+    residuals: Sample = field(default_factory=Sample)  # features, outputs, |residuals| and √weights of training rows
     uncertified: tuple[str, ...] = ()  # parameters of which some batch has needed rows of plain autograd
     n_compared: int = 0  # how many of them a comparison with the exact method may take; 0 where exact
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
     rows_at_once: int = 0  # how many rows to evaluate together, where that saves work
+    format: Inputs | None = None  # that of the training rows, without any
     sandwich: Sandwich | None = None  # the robust covariance, in the directions of the other one, which is spectral
 
     @property
@@ -67,7 +75,7 @@ class Fit:
     def gradient_method(self) -> str:
         """Describe how gradients are computed."""
         if self.by_rows:
-            return "whole rows, by torch.func"
+            return "whole rows, by torch.func" + (", in some batches by a plain loop" if self.uncertified else "")
         covered, rest = len(self.layers.batch_dims), len(self.layers.rest)
         ways = [f"{covered} layer{'s'[: covered > 1]} by hooks"] if covered else []
         if self.uncertified:
@@ -127,6 +135,17 @@ class Fit:
         s2 = np.square(self.noise_std)
         return np.divide(1.0, s2, out=np.zeros_like(s2), where=s2 != 0)  # without residuals q is zero, too
 
+    def inaccuracies(self, tolerable_missed: float, found: str) -> list[str]:
+        """Return a warning if the engine's error is too large: its estimate, or its bound where there is none."""
+        advice = "raise its rank, dim or landmarks, or use Exact() if memory allows"
+        if self.error is not None:
+            bad = self.error.width > TOLERABLE_WIDTH_ERROR
+            return [f"{self.engine!r} is not accurate enough here: {self.error}; {advice}"] if bad else []
+        missed = self.covariance.missed_parameters
+        if missed <= tolerable_missed:
+            return []
+        return [f"the sketch may miss up to {missed:.0f} effective parameters (it found {found}): {advice}"]
+
     def quick_spectrum(self) -> Spectrum | None:
         """Return the spectrum if it takes a moment only, else None."""
         known = isinstance(self.covariance, SpectralCovariance)
@@ -182,7 +201,7 @@ def evaluate_rows(
     outputs: list[Tensor] = []
     values: list[np.ndarray] = []
     buffer = RowBuffer(lambda gradients: values.append(function(gradients)), rows_at_once)
-    with plain_autograd(network.device):
+    with plain_autograd(network.device), on_free_cores() if len(X) >= MANY_ROWS else nullcontext():
         rows = network.chunk_rows(X)
         if rows_at_once:
             rows = max(1, min(rows, rows_at_once // network.validate(X)))
@@ -265,6 +284,8 @@ class KnownRows(NamedTuple):
     q: Sequence[np.ndarray]  # for each output, in units of the square of the noise that is known
     unit: np.ndarray  # (n, m) that noise
     far: np.ndarray | None = None  # (n,) bool, where that is known
+    place: np.ndarray | None = None  # (n, k) what their quantile depends on, where that is known
+    leverage: np.ndarray | None = None  # (n, m) likewise
 
 
 class Method(Protocol):

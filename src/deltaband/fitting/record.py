@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from ..data.row_record import Sample
@@ -13,9 +14,12 @@ from ..network.model_copy import unwrap
 from ..network.network import Network, network_hook, network_maker
 from ..storage import WEIGHTS, StoredBand
 from ..storage.container import as_json
-from ..storage.encoding import Encoder
+from ..storage.encoding import Decoder, Encoder
 from .fit import Fit
-from .spec import FitSpec
+from .spec import FitSpec, all_outputs
+
+MADE_UP_ROWS = 4  # for which functions are compared
+TOLERANCE = 1e-3  # other machines round differently
 
 
 def record_of(
@@ -45,12 +49,54 @@ def record_of(
     if calibration is not None:
         calibration.check_storable()
     tree = {"options": encode(spec.options()), "fits": trees, "calibration": encode(calibration)}
+    tree["returned"] = encode(_returned(spec, fits))
     state = unwrap(spec.model).state_dict() if weights else {}
     for name, w in state.items():
         if not isinstance(w, Tensor):
             raise TypeError(f"{name!r} in the model's state dict is not a tensor but {type(w).__name__}: not saved")
         encode.tensors[WEIGHTS + name] = w.detach().cpu().contiguous().clone()
     return encode.tensors, {"band": as_json(about), "tree": as_json(tree)}
+
+
+def _returned(spec: FitSpec, fits: Sequence[Fit]) -> np.ndarray | None:  # (rows, k)
+    """Return what the functions that no file holds make of what the model returns for rows that are made up.
+
+    None where there are no such functions, or where such rows are nothing to this network.
+    """
+    format, task = fits[0].format, spec.task
+    if format is None or not spec.functions().keys() & {"output", "variance", "target_transform"}:
+        return None
+    try:
+        x = format.made_up(MADE_UP_ROWS)
+        parts = [spec.model_outputs(x).numpy()]
+        if task.scaler is not None and task.units is not None:
+            parts.append(task.units.to_original(parts[0][:, list(all_outputs(fits))]))
+        return np.concatenate([*parts, spec.companion(x)] if callable(task.variance) else parts, axis=1)
+    except Exception:
+        return None
+
+
+def _check_returned(stored: StoredBand, spec: FitSpec, fits: Sequence[Fit]) -> None:
+    """Raise unless these functions return what those did that the band was fitted with."""
+    was = Decoder(stored.tensors)(stored.tree["returned"])
+    if was is None:
+        return
+    now = _returned(spec, fits)
+    if now is None or not _close(was, now):
+        names = " and ".join(f"{name}=" for name in spec.functions() if name != "batch")
+        raise ArtefactError(
+            f"{stored.path}: {names} is not what the band was fitted with: for the same weights and rows it returns "
+            "something else; give the same functions again"
+        )
+
+
+def _close(was: np.ndarray, now: np.ndarray) -> bool:
+    """Return whether all columns are the same, up to rounding in units of their largest number."""
+    if was.shape != now.shape:
+        return False
+    largest = np.abs(np.nan_to_num(was, posinf=0.0, neginf=0.0)).max(axis=0)
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        return bool(((np.abs(now - was) <= TOLERANCE * largest) | (now == was) | np.isnan(now) & np.isnan(was)).all())
 
 
 def check_shapes(stored: StoredBand, model: nn.Module) -> None:
@@ -81,6 +127,7 @@ def restored(stored: StoredBand, spec: FitSpec, strict: bool) -> tuple[tuple[Fit
     except ValueError as error:
         raise ArtefactError(f"{stored.path} does not belong to this model: {error}") from None
     if changed is None:
+        _check_returned(stored, spec, fits)
         return fits, calibration
     if strict or recomputes:
         was, now = (digests.get(changed, "not there") for digests in (fit.fingerprint, network.fingerprint))

@@ -9,9 +9,8 @@ import torch
 from ..data.batches import Batches
 from ..data.inputs import Inputs
 from ..engines import free_memory
-from ..engines.exact import add_gram
 from ..engines.sandwich import LARGEST_LEVERAGE, Sandwich
-from ..network.gradient_batch import GradientBatch
+from ..network.gradient_batch import GradientBatch, add_gram
 from ..network.network import Network
 from .fit import Fit, evaluate_rows
 from .spec import FitSpec

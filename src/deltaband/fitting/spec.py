@@ -1,39 +1,36 @@
 """`FitSpec`: everything that a fit depends on besides the data."""
 
 import glob
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..damping import Damping
-from ..data.batches import Batches, read
-from ..data.inputs import Inputs
+from ..data.batches import Batches, read, read_inputs
+from ..data.inputs import MANY_ROWS, Inputs
 from ..engines import Engine, free_memory
-from ..errors import warn
-from ..network.model_copy import ModelCopyCache, ParameterChoice
-from ..network.network import Head, Network
+from ..errors import EmptyDataError, said_once, warn
+from ..network.checks import last_layer
+from ..network.model_copy import ModelCopyCache, ParameterChoice, layer_of, select_parameters, unwrap
+from ..network.network import Head, Network, plain_autograd
 from ..network.returned import Pick
+from ..results import concatenated
 from ..storage.encoding import describe_setting
+from ..transforms import InputTransform
 from ..validation import check_bool, check_callable, check_memory
+from . import sanity
 from .fit import Fit, KnownRows, Method, Reference, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
 
 CROSSED = "the quantiles of {} of {} rows are in the wrong order: they are sorted; look at the network's training"
+OF_ROWS = ("sample_weight", "groups", "weights")  # what `predict` may be given besides inputs
 SMALLEST_HALF_WIDTH = 1e-3  # of quantiles, in root mean squared errors of the training rows
-
-
-def parse_engine(engine: Any) -> Engine | None:
-    """Return the engine, or None for "auto"."""
-    if isinstance(engine, str) and engine == "auto":
-        return None
-    if not isinstance(engine, Engine):
-        raise TypeError(f"engine must be 'auto' or an engine such as Exact(), got {engine!r}")
-    return engine
 
 
 def all_outputs(fits: Sequence[Fit]) -> tuple[int, ...]:
@@ -60,6 +57,7 @@ class FitSpec:
     parameters: ParameterChoice = "all"
     output: Callable[[Any], Tensor] | None = None
     batch: Callable[[Any], tuple[Any, Any]] | None = None
+    input_transform: InputTransform | None = None
     networks: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
     companions: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
 
@@ -83,6 +81,27 @@ class FitSpec:
         """Return the network with this head and the layers that a fit's covariance asks for; to keep it, copy it."""
         layers = None if fit is None else fit.asked_layers
         return Network(self.networks.get(self.model, self.parameters, self._picks[0]), layers, head=head)
+
+    @property
+    def takes_last_layer(self) -> bool:
+        return isinstance(self.parameters, str) and self.parameters == "last"
+
+    def settled(self, x: Inputs) -> Self:
+        """Return the same with names instead of parameters="last", if the prediction depends last on another layer.
+
+        Only rows show that: a network with two heads may have registered that of its variance last.
+        """
+        if not self.takes_last_layer:
+            return self
+        network = self.network()
+        network.validate(x)  # whatever is wrong with the rows is reported
+        with plain_autograd(network.device):
+            layer, model = last_layer(network.model_copy, x), unwrap(self.model)
+        parameters = model.named_parameters(remove_duplicate=False)  # one that is tied may be of another layer, too
+        names = [glob.escape(name) for name, w in parameters if w.requires_grad and layer_of(name) == layer]
+        if not names or select_parameters(model, names) == frozenset(network.parameters):
+            return self
+        return replace(self, parameters=names)
 
     def companion(self, x: Inputs) -> np.ndarray:  # (b, k) float64
         """Return what the model returns with its predictions: their variances, or the quantiles around them."""
@@ -148,11 +167,50 @@ class FitSpec:
         """Return a network with weights of its own, for gradients that are computed again from kept inputs."""
         return self.network(self.task.head(outputs)).with_layers(layers).copy(own_weights=True)
 
+    def inputs(self, x: Any) -> Inputs:
+        """Return a user's inputs as the network takes them; `Inputs` are that already."""
+        if self.input_transform is None or isinstance(x, Inputs):
+            return Inputs.of(x)
+        return self.input_transform(x, self.network().model_copy.input_dtype)
+
+    def known_inputs(self, fits: Sequence[Fit], x: Any) -> Inputs:
+        """Return a user's inputs as the network takes them, and look at them; `Inputs` have been looked at."""
+        X = self.inputs(x)
+        if not isinstance(x, Inputs):
+            affine = self.input_transform is not None and self.input_transform.affine is not None
+            self.look_at(fits, X, Inputs.of(x) if affine else None)
+        return X
+
+    def look_at(self, fits: Sequence[Fit], X: Inputs, raw: Inputs | None = None) -> None:
+        """Warn if inputs do not look like those of the fits; `raw` are they before an affine transform."""
+        if fits[0].n_rows >= MANY_ROWS and (problem := fits[0].ranges.problem(X, raw)):
+            warn(sanity.inputs(*problem, "these rows"))
+
     def read(self, data: Any, y: Any = None, n_rows: int | None = None, **extras: Any) -> Batches:
         """Return the user's data as batches; `extras` are weights and clusters of the rows of arrays."""
         if y is not None:
             self.task.check_raw_targets(y)
-        return read(data, y, n_rows, self.batch, **extras)
+        return read(data, y, n_rows, self.batch, self.inputs, self.task.read_targets, **extras)
+
+    def read_answers(self, loader: Any) -> Batches:
+        """Return the user's data as batches, with targets as they are, in the units of `predict`."""
+        return read(loader, None, None, self.batch, self.inputs)
+
+    def of_batches(self, ask: Callable[..., Any], loader: Any, *args: Any, **options: Any) -> Any:
+        """Return what a function of inputs gives for the batches of a loader, concatenated."""
+        if name := next((name for name in OF_ROWS if options.get(name) is not None), None):
+            raise TypeError(f"{name}= goes with arrays; for a loader let batch= return (x, y, sample_weight)")
+        if name := next((name for name in ("groups", "weights") if options.get(name) is not None), None):
+            raise TypeError(f"{name}= goes with arrays: give the inputs of all rows as one, not a loader")
+        takes_weights = "sample_weight" in inspect.signature(ask).parameters
+        parts = []
+        with said_once():
+            for x, weight in read_inputs(loader, self.batch):
+                weights = {"sample_weight": weight} if takes_weights and weight is not None else {}
+                parts.append(ask(x, *args, **options | weights))
+        if not parts:
+            raise EmptyDataError("the loader has given no batch (a generator can be read only once)")
+        return concatenated(parts)
 
     def memory_per_fit(self, n_fits: int) -> float | None:
         """Return the bytes that each of several fits may take; None: as much as the plan allows a single one."""
@@ -180,8 +238,25 @@ class FitSpec:
         weighed: bool = False,  # as training rows are, so that values are in units of the noise that is known
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return outputs (n, m) in float64, and for each of them the value (n, …) of its fit's function."""
-        X = Inputs.of(x)
+        X = self.inputs(x)
         X.check_finite()
+        try:
+            return self._evaluate(fits, X, functions, heads, weighed)
+        except ValueError as error:
+            known = fits[0].format
+            if known is None or not X.looks_like_a_row_of(known):
+                raise
+            shapes = f"inputs have {X}, and the training rows were of {known}"
+            raise ValueError(f"{shapes}: for a single row give x[None], a batch of one row") from error
+
+    def _evaluate(
+        self,
+        fits: Sequence[Fit],
+        X: Inputs,
+        functions: Sequence[RowFunction] | None,
+        heads: Sequence[Head] | None,
+        weighed: bool,
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
         columns, values = [], []
         every = tuple(range(fits[0].n_returned))
         for i, fit in enumerate(fits):
@@ -251,6 +326,7 @@ class FitSpec:
             "memory": self.memory,
             "parameters": parameters,
             "per_output": self.task.per_output,
+            "input_transform": None if self.input_transform is None else self.input_transform.affine,
             **self.damping.loss_options(),
             **self.task.options(),
         }
@@ -260,10 +336,13 @@ class FitSpec:
         given = {"output": self.output, "batch": self.batch, "variance": self.task.variance}
         given |= {"variance": None} if isinstance(self.task.variance, str) else {}
         names = {name: describe_setting(each) for name, each in given.items() if each is not None}
-        scaler = self.task.scaler
-        return names if scaler is None else names | {"target_transform": type(scaler).__name__}
+        if self.task.scaler is not None:
+            names["target_transform"] = type(self.task.scaler).__name__
+        if self.input_transform is not None and self.input_transform.affine is None:
+            names["input_transform"] = self.input_transform.name
+        return names
 
     def configuration(self) -> dict[str, str]:
         """Return all that matters for the result of a fit as texts: equal where fits can be resumed or merged."""
         given = {"kind": type(self.task).__name__, **self.options(), **self.functions()}
-        return {name: describe_setting(value) for name, value in given.items() if name != "memory"}
+        return {name: describe_setting(value) for name, value in given.items() if name not in ("memory", "batch")}

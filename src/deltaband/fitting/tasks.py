@@ -1,30 +1,27 @@
-"""What regression and classification do differently in a fit: outputs, gradients, losses, targets and warnings.
+"""What regression does in a fit: outputs, gradients, losses, targets and warnings.
 
-Both classes have the same members; a fit knows no other difference.
+`Classification` has the same members; a fit knows no other difference.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-from ..data.batches import check_labels, count_classes, refuse_text_labels
-from ..errors import FormulaMessage, warn
-from ..network.log_odds import joint_fisher, log_odds, own_fisher
+from ..data.batches import read_targets
+from ..data.row_record import Moments
+from ..errors import FormulaMessage
 from ..network.network import Head
 from ..network.returned import VARIANCE_FORMS, Pick, mean_and_variance, middle_and_ends
-from ..target_transform import TargetTransform
+from ..transforms import TargetTransform
 from ..validation import check_callable, check_choice, check_ints
-from .fit import Fit, check_outputs
-
-TOLERABLE_WIDTH_ERROR = 0.05
-N_ROWS_TO_JUDGE_UNITS = 8
-
-Outputs = tuple[int, ...]
+from . import sanity
+from .classes import Classification
+from .fit import N_ROWS_TO_JUDGE, Fit, Outputs
 
 
 @dataclass(frozen=True)
@@ -35,12 +32,12 @@ class Regression:
     single: bool = False  # whether one output was asked for by its number
     per_output: bool = False
     units: TargetTransform | None = None
+    targets: str = "scaled"  # what fit and calibrate get: as the network was trained on, or in "original" units
     keeps_residuals: bool = True  # whether a fit keeps some residuals, from which the noise can be learnt
     variance: str | Pick | None = None  # how the network returns a variance of its own, if it does
     quantiles: tuple[float, ...] | None = None  # the levels of a network that returns (lower, middle, upper)
     robust: str | None = None  # the kind of a robust covariance, "HC0" to "HC3"
 
-    n_counts: ClassVar[int] = 0  # how many numbers are counted over the rows
     has_noise: ClassVar[bool] = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
     no_gradient_hint: ClassVar[str] = ""  # why else all gradients may be zero
 
@@ -50,6 +47,7 @@ class Regression:
         outputs: Any,
         per_output: bool,
         target_transform: Any,
+        targets: Any,
         noise: Any,
         variance: Any,
         quantiles: Any,
@@ -60,6 +58,18 @@ class Regression:
         if outputs is not None:
             chosen = check_ints(outputs, "outputs must be the number of an output or a list of numbers")
         units = None if target_transform is None else TargetTransform.of(target_transform)
+        check_choice(targets, "targets", ("scaled", "original"))
+        if targets == "original" and units is None:
+            raise ValueError(
+                "targets='original' needs to know what they went through before training: target_transform="
+            )
+        if (
+            targets == "original"
+            and units is not None
+            and units.affine is None
+            and not hasattr(units.scaler, "transform")
+        ):
+            raise TypeError(f"targets='original' needs a target_transform with transform; got {target_transform!r}")
         check_choice(noise, "noise", ("auto", "none"))
         if isinstance(variance, str):
             check_choice(variance, "variance", tuple(VARIANCE_FORMS))
@@ -76,7 +86,7 @@ class Regression:
             if quantiles is not None:
                 raise ValueError("robust= is for squared losses, not for quantiles: leave it out")
         single, keeps_residuals = isinstance(outputs, int | np.integer), noise == "auto" and quantiles is None
-        return cls(chosen, single, per_output, units, keeps_residuals, variance, quantiles, robust)
+        return cls(chosen, single, per_output, units, targets, keeps_residuals, variance, quantiles, robust)
 
     @property
     def scaler(self) -> Any:
@@ -112,6 +122,31 @@ class Regression:
     def check_raw_targets(self, y: Any) -> None:
         """Raise if targets are of a kind that no conversion helps."""
 
+    def read_targets(self, y: Any) -> Tensor:  # (n,) or (n, k) -> (n, k) float64
+        """Return targets as the network was trained on."""
+        given = read_targets(y)
+        return given if self.units is None or self.targets == "scaled" else self._to_scaled(self.units, given)
+
+    def possible_targets(self, y: Any) -> list[Tensor]:
+        """Return what they are in the units of training: as they are, and from original units."""
+        given, found = read_targets(y), []
+        with suppress(ValueError):  # they may be none that the transform takes
+            found += [] if self.units is None else [self._to_scaled(self.units, given)]
+        return [given, *found]
+
+    def _to_scaled(self, units: TargetTransform, given: Tensor) -> Tensor:
+        columns, k = self.outputs or tuple(range(given.shape[1])), given.shape[1]
+        chosen = list(range(k)) if len(columns) == k else [o % k for o in columns if -k <= o < k]
+        values = given.numpy().copy()
+        scaled = units.to_scaled(values[:, chosen])
+        bad = np.isfinite(values[:, chosen]) & ~np.isfinite(scaled)
+        if bad.any():
+            row, column = map(int, np.argwhere(bad)[0])
+            made = f"{values[row, chosen[column]]:g} in row {row} becomes {scaled[row, column]}"
+            raise ValueError(f"target_transform does not take all targets: {made}")
+        values[:, chosen] = scaled
+        return torch.from_numpy(values)
+
     def check_targets(self, targets: Tensor, n_returned: int) -> None:
         """Raise if targets (n, …) do not fit a network with so many outputs."""
         self.select_targets(self.selected(n_returned), targets, n_returned)
@@ -124,19 +159,97 @@ class Regression:
         if self.units is None:
             return
         self.units.to_original(outputs)  # a transform that cannot take them is found before the work
-        scaled = self.units.to_scaled(given)
-        if scaled is None or len(given) < N_ROWS_TO_JUDGE_UNITS:
-            return
-        rss, constant = np.square(given - outputs).sum(), np.square(given - given.mean(axis=0)).sum()
-        if rss > constant and np.square(scaled - outputs).sum() < rss / 4:
-            warn(
-                "the targets look as if they were in the original units: with target_transform, fit and calibrate take "
-                "them as the network was trained on"
-            )
+        self.check_units(given, outputs, "fit")
 
-    def losses(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> tuple[Tensor, np.ndarray]:
-        """Return the losses (b, m), y being the values of the head, and sums of what is counted."""
-        return self.residuals(outputs, y, targets, n_returned).square(), np.zeros(0)
+    def n_counts(self, n_outputs: int, n_returned: int) -> int:
+        """Return how many numbers are counted over the rows."""
+        return (9 + self._is_curved) * n_outputs
+
+    def losses(
+        self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int, weight: Tensor | None
+    ) -> tuple[Tensor, np.ndarray]:
+        """Return the losses (b, m), y being the values of the head, and sums of what is counted.
+
+        These are `Moments`, and where the targets' transform is curved the squares of residuals in original units.
+        """
+        losses = self.residuals(outputs, y, targets, n_returned).square()
+        chosen = self.selected(n_returned)
+        columns, given = [chosen.index(o) for o in outputs], self.select_targets(chosen, targets, n_returned).numpy()
+        other, f = self.in_other_units(given), y.double().numpy()
+        moments = Moments.of(given[:, columns], f, None if other is None else other[:, columns], weight)
+        counts = moments.sums.ravel()
+        if self._is_curved and self.units is not None:
+            predicted = given.copy()
+            predicted[:, columns] = f
+            squares = np.square(self.units.to_original(given) - self.units.to_original(predicted))[:, columns]
+            squares = squares if weight is None else squares * weight.numpy()
+            counts = np.concatenate([counts, squares.sum(axis=0)])
+        return losses if weight is None else losses * weight, counts
+
+    @property
+    def _is_curved(self) -> bool:
+        """Whether a difference of targets is not in proportion to one in their original units."""
+        return self.scaler is not None and self.variance is None
+
+    def in_other_units(self, given: np.ndarray) -> np.ndarray | None:
+        """Return what targets (n, m) would be if they had been given in the other units; None if there are none."""
+        if self.units is None:
+            return None
+        try:
+            return self.units.to_scaled(given) if self.targets == "scaled" else self.units.to_original(given)
+        except ValueError:  # they are none that the transform takes
+            return None
+
+    def moments(self, fit: Fit) -> Moments:
+        """Return those of a fit's training rows."""
+        return Moments(fit.counts[: 9 * fit.n_outputs].reshape(9, -1))
+
+    def check_units(self, y: np.ndarray, f: np.ndarray, call: str) -> None:
+        """Raise if targets (n, m) fit outputs clearly better in the other units."""
+        if self.units is not None and len(y) >= N_ROWS_TO_JUDGE:
+            self._check_units(Moments.of(y, f, self.in_other_units(y)), call)
+
+    def check_answers(self, y: np.ndarray, mean: np.ndarray) -> None:
+        """Raise if targets (n, m), which should be in original units as predictions are, have been scaled."""
+        if self.units is None or len(y) < N_ROWS_TO_JUDGE:
+            return
+        if Moments.of(y, mean, self.units.to_original(y)).fit_other_units():
+            raise ValueError(sanity.other_units("original", "these rows"))
+
+    def _check_units(self, moments: Moments, call: str) -> None:
+        if moments.fit_other_units():
+            raise ValueError(sanity.other_units(self.targets, call))
+
+    def suspicions(self, fits: Sequence[Fit], y: np.ndarray, f: np.ndarray, rows: str, units: str) -> list[str]:
+        """Return in what targets and outputs (n, m) of rows outside of the training do not look like those of the fits.
+
+        Rows that are like the training rows may be predicted badly, by a network that has learnt these by heart, but
+        not half of them worse than by a standard deviation of the training targets, and not with errors that a line
+        through the predictions would take away. `units` are those of y and f.
+        """
+        if len(y) < N_ROWS_TO_JUDGE:
+            return []
+        moments = Moments.of(y, f, None)
+        if (bad := (moments.explained < 0) & (moments.correlated > 0.5)).any():
+            return [sanity.misfit(moments, bad, rows)]
+        std = np.concatenate([self.moments(fit).std for fit in fits])
+        if units == "original" and self.units is not None:
+            if self.units.affine is None:
+                return []
+            std = self.units.to_original_difference(std)
+        median = np.divide(np.median(np.abs(y - f), axis=0), std, out=np.zeros_like(std), where=std > 0)
+        return [sanity.far_off(median, rows)] if (median > 1).any() else []
+
+    def check_fits(self, fits: Sequence[Fit]) -> None:
+        """Raise if the targets of fits were in other units."""
+        for fit in fits:
+            if fit.n_rows >= N_ROWS_TO_JUDGE:
+                self._check_units(self.moments(fit), "fit")
+
+    @property
+    def least_explained(self) -> float:
+        """R² that outputs have at least which are no worse than a constant: a median is up to one s from the mean."""
+        return 0.0 if self.quantiles is None else -1.0
 
     def residuals(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> Tensor:  # (b, m)
         """Return targets − y, y being the values of the head."""
@@ -165,6 +278,9 @@ class Regression:
         """Return where the formula, the engine or the network should not be trusted."""
         messages: list[str] = []
         for fit in fits:
+            moments = self.moments(fit)
+            if fit.n_rows >= N_ROWS_TO_JUDGE and (bad := moments.misfits(self.least_explained)).any():
+                messages.append(sanity.misfit(moments, bad, "its training rows"))
             if fit.covariance.damping is None:
                 continue
             nu = float(fit.degrees_of_freedom.min())  # of the output that has fewest
@@ -180,7 +296,7 @@ class Regression:
                 )
                 messages.append(FormulaMessage(text))
             # more than 5 % of the degrees of freedom shows in s, more than half of p* in q
-            messages += _inaccurate(fit, max(min(0.05 * nu, 0.5 * p_star), 0.5), f"{p_star:.1f}, n = {n}")
+            messages += fit.inaccuracies(max(min(0.05 * nu, 0.5 * p_star), 0.5), f"{p_star:.1f}, n = {n}")
         return list(dict.fromkeys(messages))
 
     def options(self) -> dict[str, Any]:
@@ -191,135 +307,24 @@ class Regression:
         options |= {"quantiles": self.quantiles, "robust": self.robust} | (
             {"variance": self.variance} if isinstance(self.variance, str) else {}
         )
-        if self.units is None or self.units.mean is None:
-            return options
-        return {**options, "target_transform": (self.units.mean, self.units.std)}
+        options |= {"targets": self.targets}
+        return options if self.units is None else options | {"target_transform": self.units.affine}
 
     def noise_std(self, fits: Sequence[Fit]) -> np.ndarray:  # (m,)
-        """Return s of each output, in the units of the target where these are known, or of the network's own σ."""
-        noise = np.concatenate([fit.noise_std for fit in fits])
-        return noise if self.units is None or self.variance is not None else self.units.to_original_difference(noise)
+        """Return s = √(RSS/(n − p*)) of each output, in the units of `root_squares`; NaN where n − p* ≤ 0."""
+        freedom = np.concatenate([fit.degrees_of_freedom for fit in fits])
+        return self.root_squares(fits) / np.sqrt(np.where(freedom > 0, freedom, np.nan))
+
+    def root_squares(self, fits: Sequence[Fit]) -> np.ndarray:  # (m,)
+        """Return √RSS of each output, in the original units of the targets, or of the network's own σ."""
+        if self._is_curved:
+            return np.sqrt(np.concatenate([fit.counts[9 * fit.n_outputs :] for fit in fits]))
+        roots = np.sqrt(np.concatenate([fit.losses for fit in fits]))
+        return roots if self.units is None or self.variance is not None else self.units.to_original_difference(roots)
 
     def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
         """Return what a file tells about fits for this task."""
         return {"noise_std": self.noise_std(fits).tolist()}
 
 
-@dataclass(frozen=True)
-class Classification:
-    """Cross-entropy: rows of J are gradients of log-odds, weighted so that JᵀJ is the Fisher matrix."""
-
-    classes: Outputs | None = None  # None: all
-    single: bool = False  # whether one class was asked for by its number
-    predicted: bool = False  # whether answers are for the class predicted for each row
-    per_output: bool = False
-
-    n_counts: ClassVar[int] = 2
-    keeps_residuals: ClassVar[bool] = False
-    has_noise: ClassVar[bool] = False
-    no_gradient_hint: ClassVar[str] = "; or all probabilities are 0 and 1 to the last digit, and F is zero"
-    scaler: ClassVar[Any] = None
-    variance: ClassVar[None] = None
-    quantiles: ClassVar[None] = None
-    robust: ClassVar[None] = None
-
-    def picks(self, output: Pick | None) -> tuple[Pick | None, Pick | None]:
-        return output, None
-
-    def groups(self, n_returned: int) -> list[Outputs]:
-        n_classes, chosen = count_classes(n_returned), self.classes
-        if chosen is None:
-            chosen = (1,) if n_returned == 1 else tuple(range(n_classes))
-        if unknown := [c for c in chosen if not 0 <= c < n_classes]:
-            known = ", ".join(map(str, range(n_classes))) if n_classes <= 10 else f"0 to {n_classes - 1}"
-            raise ValueError(f"classes={list(chosen)}: there is no class {unknown[0]}; the network knows {known}")
-        return [(c,) for c in chosen] if self.per_output and n_returned > 2 else [chosen]
-
-    def head(self, outputs: Outputs) -> Head:
-        def own(z: Tensor) -> Tensor:
-            return own_fisher(log_odds(z)[:, list(outputs)]) if z.shape[1] > 2 else joint_fisher(z)
-
-        return own if self.per_output else joint_fisher
-
-    def check_raw_targets(self, y: Any) -> None:
-        refuse_text_labels(y)
-
-    def check_targets(self, targets: Tensor, n_returned: int) -> None:
-        check_labels(targets, n_returned)
-
-    def check_first_rows(self, y: Tensor, targets: Tensor) -> None:
-        check_outputs(y)
-        if y.shape[1] > 1 and bool((y >= 0).all() & ((y.sum(dim=1) - 1).abs() < 1e-4).all()):
-            raise ValueError(
-                "the network returns probabilities (rows of numbers ≥ 0 that sum to 1), and logits are needed: give "
-                "output=torch.log, or take the softmax off"
-            )
-        check_labels(targets, y.shape[1])
-
-    def losses(self, outputs: Outputs, y: Tensor, targets: Tensor, n_returned: int) -> tuple[Tensor, np.ndarray]:
-        """Return −log π of each row in the column of its class (for a class alone, of "c or not c"), and how many rows
-        are classified correctly and how many scores lie outside [0, 1]."""
-        truth, s = check_labels(targets, n_returned), y.double()
-        outside = int(((s < 0) | (s > 1)).sum())
-        if s.shape[1] == 1:
-            is_class = truth == (1 if n_returned <= 2 else outputs[0])
-            losses = -logsigmoid(torch.where(is_class[:, None], s, -s))
-            correct = (s[:, 0] > 0) == is_class
-        else:
-            losses = torch.zeros_like(s).scatter_(1, truth[:, None], -logsigmoid(s.gather(1, truth[:, None])))
-            correct = s.argmax(dim=1) == truth
-        return losses, np.array([float(correct.sum()), float(outside)])
-
-    def select_weights(self, outputs: Outputs, weight: Tensor, n_returned: int) -> Tensor:
-        raise ValueError(f"sample_weight of a classifier must have shape (n,), got {weight.shape[1]} columns")
-
-    def warnings(self, fits: Sequence[Fit]) -> list[str]:
-        messages = []
-        for fit in fits:
-            n, p_star = fit.n_rows, fit.effective_parameters
-            if p_star > n / 2:
-                messages.append(
-                    f"the network has p* = {p_star:.1f} effective parameters for n = {n} rows: the formula, which is "
-                    "for many rows per parameter, is unreliable here; raise the damping if the network was trained "
-                    "with more regularisation"
-                )
-            elif p_star < 1:
-                messages.append(
-                    f"the training rows determine no more than p* = {p_star:.2g} parameters, as the network is so sure "
-                    "of them or λ so large: narrow intervals then come from the weight decay, not from the data; look "
-                    "at leverage(x)"
-                )
-            messages += _inaccurate(fit, max(0.1 * p_star, 0.5), f"{p_star:.1f}")
-        if fits[0].n_returned == 1 and fits[0].counts[1] == 0:
-            messages.append(
-                "all outputs lie between 0 and 1: they are taken as logits; if they are probabilities, give "
-                "output=torch.logit, or take the sigmoid off"
-            )
-        return list(dict.fromkeys(messages))
-
-    def options(self) -> dict[str, Any]:
-        if self.predicted:
-            return {"classes": "predicted"}
-        return {"classes": self.classes[0] if self.single and self.classes is not None else self.classes}
-
-    def accuracies(self, fits: Sequence[Fit]) -> list[float]:
-        """Return the share of training rows classified correctly, for each fit."""
-        return [float(fit.counts[0]) / fit.n_rows for fit in fits]
-
-    def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
-        return {"training_accuracy": self.accuracies(fits)}
-
-
 Task = Regression | Classification
-
-
-def _inaccurate(fit: Fit, tolerable_missed: float, found: str) -> list[str]:
-    """Return a warning if the engine's error is too large: its estimate, or its bound where there is no estimate."""
-    missed = fit.covariance.missed_parameters
-    advice = "raise its rank, dim or landmarks, or use Exact() if memory allows"
-    if fit.error is not None:
-        bad = fit.error.width > TOLERABLE_WIDTH_ERROR
-        return [f"{fit.engine!r} is not accurate enough here: {fit.error}; {advice}"] if bad else []
-    if missed <= tolerable_missed:
-        return []
-    return [f"the sketch may miss up to {missed:.0f} effective parameters (it found {found}): {advice}"]

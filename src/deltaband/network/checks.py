@@ -3,11 +3,14 @@
 A layer's part must equal plain gradients there. Parameters that fail, or belong to no layer, get rows.
 """
 
+from __future__ import annotations
+
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,11 +19,13 @@ from torch import Tensor, nn
 from ..data.inputs import Inputs
 from ..errors import NoGradientError
 from .layers import hooks
-from .layers.factors import Part, cheapest
+from .layers.factors import DenseRows, OuterProducts, Part, cheapest
 from .layers.hooks import SHARED, Evaluate, Layers, Places, is_known, names_of
 from .model_copy import ModelCopy
 
 COMPARED_COLUMNS = 2**20  # at a time
+CERTIFIED_TO = {torch.float32: 1e-4, torch.float64: 1e-9}  # relative; more is not rounding
+CERTIFIED_DIRECTIONS = 4  # in which sums of gradients are compared
 
 
 class AcceptedInputs(NamedTuple):
@@ -50,7 +55,6 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
     b, parameters = len(x), list(model.module.parameters())
     weights, versions = {w.data_ptr() for w in parameters}, [w._version for w in parameters]
     remembered = returned = 0  # bytes for backward; where layers are frozen it remembers nothing, and outputs count
-    last: str | None = None
     coarse: list[str] = []
 
     def evaluate(x: Inputs) -> Any:  # a copy: a network may work on its input in place
@@ -62,9 +66,8 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
         return tensor.detach()  # an output would hold the graph that holds it, for ever
 
     def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        nonlocal returned, last
+        nonlocal returned
         returned += output.nbytes if isinstance(output, Tensor) else 0
-        last = name if name in model.layer_names else last
         if is_known(module) and hooks.owned(module):
             coarse.extend(f"{name!r} in {each.dtype}" for each in hooks.real_tensors(output) if each.itemsize < 4)
 
@@ -81,6 +84,8 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
         except Exception as error:
             integer = any(not tensor.is_floating_point() for tensor in x.tensors)
             hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
+            flat = x.single and x.tensors[0].ndim == 1 and not integer
+            hint += "; if each row is one feature, pass x[:, None]" if flat else ""
             hint += "" if x.single else f"; its forward takes {inspect.signature(model.module.forward)}"
             raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
     if coarse:
@@ -95,12 +100,32 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
         )
     if b > 1:
         check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
-    if model.last_layer is not None and last not in (None, model.last_layer):
-        raise ValueError(
-            f"parameters='last' is the layer registered last, {model.last_layer!r}, but {last!r} runs last: name it, "
-            f"parameters=['{last}.*']"
-        )
     return AcceptedInputs(y.numel() // b, (x.nbytes + 2 * max(remembered, returned)) // b, b > 1)
+
+
+def last_layer(model: ModelCopy, x: Inputs) -> str | None:
+    """Return the name of the layer that runs last of those that the output depends on; None where that is unknown."""
+    returned: list[tuple[str, Tensor]] = []
+
+    def mark(name: str, tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            return tensor
+        returned.append((name, tensor if tensor.requires_grad else tensor.detach().requires_grad_()))
+        return returned[-1][1].clone()  # what follows may work in place
+
+    def watch(name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        return tuple(mark(name, each) for each in output) if isinstance(output, tuple) else mark(name, output)
+
+    with ExitStack() as stack:
+        for name, module in model.module.named_modules():
+            if name in model.layer_names:
+                stack.callback(module.register_forward_hook(partial(watch, name)).remove)
+        y = model(model.prepare(x[:2]))
+    if not isinstance(y, Tensor) or not y.requires_grad or not returned:
+        return None
+    gradients = torch.autograd.grad(y.sum(), [tensor for _, tensor in returned], allow_unused=True)
+    used = [name for (name, _), gradient in zip(returned, gradients, strict=True) if gradient is not None]
+    return used[-1] if used else None
 
 
 def _check_output(y: Any, b: int) -> None:
@@ -124,7 +149,7 @@ def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor
             alone = evaluate(x[row : row + 1])[0].detach()
         except Exception as error:
             raise ValueError(f"the network could not be evaluated on a single row (a batch norm?): {error}") from error
-        if _close(y[row], alone, 1e-3):
+        if close(y[row], alone):
             continue
         check_repeatable(evaluate(x).detach(), y)
         i = int((y[row] - alone).abs().nan_to_num(torch.inf).argmax())
@@ -135,14 +160,14 @@ def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor
 
 
 def check_repeatable(y: Tensor, again: Tensor) -> None:
-    if not _close(y, again, 1e-5):
+    if not close(y, again, 1e-5):
         raise ValueError(
             "the network's output changes from call to call: draw no random numbers in eval mode (F.dropout needs "
             "training=self.training), and mask the padded positions that an nn.TransformerEncoder returns"
         )
 
 
-def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
     scale = 1e-5 * (1 + float(b.abs().max().nan_to_num(0.0, 0.0, 0.0)))
     return torch.allclose(a, b, rtol=tolerance, atol=scale, equal_nan=True)
 
@@ -190,6 +215,7 @@ def probe_layers(model: nn.Module, evaluate: Evaluate, b: int) -> tuple[Layers, 
         tuple(rest),
         factor_bytes=sum(part.nbytes for part in kept) + sum(w.nbytes for w in rest.values()),
         inner_flops=2 * (sum(part.n_products for part in kept) + sum(w.numel() for w in rest.values())),
+        positions=sum(part.delta.shape[1] for part in kept if isinstance(part, OuterProducts)),
         working_bytes=2 * max((part.nbytes for part in parts), default=0),
         given={name: given for name, (_, _, given) in found.items() if not is_known(layers[name])},
     )
@@ -247,3 +273,37 @@ def _equal(part: Part, expected: list[Tensor], scale: float) -> bool:
             return False
         start += len(piece)
     return True
+
+
+class Certificate(NamedTuple):
+    """The gradient of Σ fᵢⱼ yⱼ(xᵢ) with random f over a batch, by a backward pass of its own: Σ fᵢⱼ gᵢⱼ.
+
+    Rows that were permuted, merged or dropped on their way to their gradients would make another sum: nothing that
+    these are made of is trusted. Sums are compared in random directions, in which they take little time to form.
+    """
+
+    factors: Tensor  # (b, m)
+    directions: Tensor  # (k, ·)
+    gradients: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, y: Tensor, weights: Mapping[str, Tensor], rng: np.random.Generator) -> Self:  # (b, m)
+        """Take the gradient of outputs with a graph, which is gone afterwards."""
+        # not signs alone: two rows of the same sign could be exchanged
+        factors = torch.from_numpy(rng.standard_normal(y.shape)).to(y)
+        # of a sum: given factors, torch would import sympy, which takes long
+        found = torch.autograd.grad((y * factors).sum(), list(weights.values()), materialize_grads=True)
+        longest = max(g.shape[1] if g.is_sparse else max(g.shape[:2], default=1) for g in found)
+        directions = torch.from_numpy(rng.standard_normal((CERTIFIED_DIRECTIONS, longest))).to(y)
+        return cls(factors, directions, dict(zip(weights, found, strict=True)))
+
+    def holds(self, names: Sequence[str], parts: Sequence[Part]) -> bool:
+        """Return whether the gradients with respect to some parameters, one part per output, have this sum."""
+        if len({type(part) for part in parts}) > 1:  # an output may not depend on a layer
+            parts = [DenseRows(part.rows()) for part in parts]
+        totals = [part.total(column, self.directions) for part, column in zip(parts, self.factors.T, strict=True)]
+        found = totals[0] if len(totals) == 1 else torch.stack(totals).sum(dim=0)
+        expected = parts[0].image([self.gradients[name] for name in names], self.directions)
+        *sizes, difference = (float(torch.linalg.vector_norm(each)) for each in (found, expected, found - expected))
+        largest = max(sizes)
+        return difference <= CERTIFIED_TO[found.dtype] * largest or not math.isfinite(largest)  # a row will be named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from ..data.inputs import Inputs
 from ..storage.encoding import storable
-from .layers.factors import DenseRows, Part, alike, inner, stacked
+from .layers.factors import DenseRows, Part, alike, exact, inner, stacked
+from .layers.projection import Projection
 
 if TYPE_CHECKING:
     from .network import Network
@@ -24,6 +26,14 @@ CHUNK_BYTES = 8 * 2**20
 CHUNK_ROWS_AT_LEAST = 64
 MERGED_BYTES = 8 * 2**20  # size up to which blocks are merged
 PRODUCT_ROWS = 1024  # rows whose inner products are computed at once
+FLOAT64_BYTES = 2**27  # size up to which rows that many others are compared with are kept in float64 as well
+
+
+def shaped(part: Part, weights: Sequence[Tensor]) -> Part:
+    """Return rows in full with the shapes of their weights, which the factors of a layer show anyway."""
+    if not isinstance(part, DenseRows):
+        return part
+    return DenseRows(part.values, tuple((len(w), w[0].numel()) if w.ndim > 1 else (w.numel(), 1) for w in weights))
 
 
 @storable
@@ -71,7 +81,7 @@ class Recomputed:
 @storable
 @dataclass(frozen=True)
 class GradientBatch:
-    """The gradients of some rows, in blocks: `inner(other)` forms no row for layers that have factors."""
+    """The gradients of some rows, in blocks: `inner` and `projected` form no row for layers that have factors."""
 
     blocks: tuple[StoredBlock | Recomputed, ...]  # each for the same parameters
 
@@ -120,6 +130,10 @@ class GradientBatch:
         right = (block.parts() for block in other.blocks)  # one at a time
         return np.concatenate([np.concatenate([sum(map(inner, mine, theirs)) for mine in left]) for theirs in right], 1)
 
+    def projected(self, S: Projection) -> GradientBatch:
+        """Return gSᵀ, in float64, from layer factors where that is faster."""  # (b, p) -> (b, r)
+        return GradientBatch.of(*(S(block.parts()) for block in self.blocks))
+
     @property
     def has_rows(self) -> bool:
         """Whether full rows are in memory, rather than factors that they can be formed from."""
@@ -140,6 +154,17 @@ class GradientBatch:
                 groups.append([parts])
                 size = n_bytes
         return GradientBatch(tuple(StoredBlock(tuple(map(stacked, zip(*group, strict=True)))) for group in groups))
+
+    @cached_property
+    def in_float64(self) -> GradientBatch:
+        """Return the same rows for many inner products: in float64 and in one block, where these take little memory."""
+        stored = [block.stored for block in self.blocks if isinstance(block, StoredBlock)]
+        n_bytes = sum(part.float64_bytes for parts in stored for part in parts)
+        if len(stored) < len(self.blocks) or n_bytes > FLOAT64_BYTES:
+            return self
+        if not all(alike(*pair) for parts in stored for pair in zip(stored[0], parts, strict=True)):
+            return self
+        return GradientBatch((StoredBlock([stacked(parts).map(exact) for parts in zip(*stored, strict=True)]),))
 
     def take(self, index: np.ndarray) -> GradientBatch:
         """Return the rows with these numbers, in order."""
@@ -175,3 +200,57 @@ class GradientBatch:
     def concatenate(batches: Iterable[GradientBatch]) -> GradientBatch:
         """Return one batch of the blocks of many; no row is copied."""
         return GradientBatch(tuple(block for batch in batches for block in batch.blocks))
+
+
+@dataclass(frozen=True)
+class KeptInputs:
+    """Keeps of each row the input alone; its gradient is computed again when it is needed."""
+
+    network: Network  # with weights of its own
+    rows_in_memory: int
+
+    def __call__(self, x: Inputs, group: slice) -> GradientBatch:
+        return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.rows_in_memory),))
+
+
+def kernel(J: GradientBatch) -> np.ndarray:
+    """Return K = JJᵀ, in the upper triangle."""
+    K = np.zeros((len(J), len(J)), order="F")
+    if J.has_rows:
+        for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
+            K = add_gram(K, columns, outer=True)
+        return K
+    starts, rows = [0], 0  # the first of the blocks that are in memory at once
+    for i, block in enumerate(J.blocks):
+        if i > starts[-1] and rows + len(block) > block.rows_in_memory:
+            starts.append(i)
+            rows = 0
+        rows += len(block)
+    ends = np.cumsum([0, *map(len, J.blocks)])
+    for first, last in itertools.pairwise([*starts, len(J.blocks)]):
+        mine = GradientBatch(J.blocks[first:last]).merged()
+        for i in range(last):
+            K[ends[i] : ends[i + 1], ends[first] : ends[last]] = GradientBatch((J.blocks[i],)).inner(mine)
+    return K
+
+
+def coordinates(g: GradientBatch, J: GradientBatch | None) -> np.ndarray:  # (p, b) or (n, b)
+    """Return the rows themselves, or their inner products with those of J, in float64."""
+    return (g.rows().cpu().double().numpy() if J is None else g.inner(J.in_float64)).T
+
+
+def add_gram(M: np.ndarray | None, X: np.ndarray, outer: bool = False) -> np.ndarray:
+    """Return M + XᵀX for X (b, m), or M + XXᵀ if `outer` for X (m, c): upper triangles, in the memory of M."""
+    from scipy.linalg import blas
+
+    if M is None:
+        m = X.shape[0 if outer else 1]
+        M = np.zeros((m, m), order="F")  # the order LAPACK works on in place
+    if X.size:
+        check_in_place(blas.dsyrk(1.0, X.T, beta=1.0, c=M, trans=int(outer), lower=0, overwrite_c=1), M)
+    return M
+
+
+def check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
+    """SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result."""
+    assert np.shares_memory(result, matrix), "LAPACK worked on a copy"

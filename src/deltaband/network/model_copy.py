@@ -65,7 +65,7 @@ def select_parameters(model: nn.Module, choice: ParameterChoice) -> frozenset[st
     is_word = isinstance(choice, str)
     if is_word and choice in ("all", "last"):
         layers = _layers(model)
-        found = {name for name in trainable if choice == "all" or _layer(name) == layers[-1]}
+        found = {name for name in trainable if choice == "all" or layer_of(name) == layers[-1]}
     elif callable(choice):
         found = {name for name, w in trainable.items() if choice(name, w)}
         if not found:
@@ -87,10 +87,10 @@ def select_parameters(model: nn.Module, choice: ParameterChoice) -> frozenset[st
 def _layers(model: nn.Module) -> list[str]:
     """Return the names of the modules that have trainable parameters, in the order of registration."""
     parameters = model.named_parameters(remove_duplicate=False)
-    return list(dict.fromkeys(_layer(name) for name, w in parameters if w.requires_grad))
+    return list(dict.fromkeys(layer_of(name) for name, w in parameters if w.requires_grad))
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """Return the name of the module that a parameter belongs to; for a parametrised weight that is the layer."""
     layer, parametrised, _ = f".{_plain(name)}".partition(".parametrizations.")
     return (layer if parametrised else layer.rpartition(".")[0]).removeprefix(".")
@@ -162,7 +162,7 @@ class ModelCopy:
         self.module = eval_copy(model, select_parameters(model, parameters), own_weights)
         self.trainable = {name: w for name, w in self.module.named_parameters() if w.requires_grad}
         self.parameters = {name: w.detach() for name, w in self.trainable.items()}
-        tensors, layers = self.parameters.values(), _layers(model)
+        tensors = self.parameters.values()
         for name, w in self.parameters.items():
             if w.dtype not in (torch.float32, torch.float64):
                 real = "convert a copy of the model first, for instance with copy.deepcopy(model).float()"
@@ -175,8 +175,7 @@ class ModelCopy:
             raise ValueError("the model's trainable parameters have no elements")
         if any(w.device.type == "meta" for w in tensors):
             raise TypeError("the model is on the meta device and has no weights: load them first")
-        self.layer_names = frozenset(layers)
-        self.last_layer = layers[-1] if parameters == "last" else None
+        self.layer_names = frozenset(_layers(model))
         self.accepted: dict[tuple[Any, ...], AcceptedInputs] = {}  # by the kind of inputs
         self.rng = np.random.default_rng(0)  # of the factors by which batches are certified
         self.uncertified: set[str] = set()  # parameters of which some batch has needed rows of plain autograd

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,12 +14,11 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
 from ..data.inputs import Inputs
-from ..errors import LayerMismatchError
 from . import checks
-from .checks import AcceptedInputs
-from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock
+from .checks import AcceptedInputs, Certificate
+from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock, shaped
 from .layers import hooks
-from .layers.factors import DenseRows, Part, certified
+from .layers.factors import DenseRows, Part
 from .layers.hooks import Layers
 from .model_copy import ModelCopy
 
@@ -83,6 +83,7 @@ class Network:
         """Return the same network around an eval copy of its own: for another thread, or with a copy of the weights."""
         copied = ModelCopy(self.eval_copy, output=self.model_copy.output, own_weights=own_weights)
         copied.accepted.update(self.model_copy.accepted)
+        copied.uncertified.update(self.model_copy.uncertified)
         return Network(copied, self.layers, self.head)
 
     @property
@@ -96,6 +97,9 @@ class Network:
 
     def _fresh(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:
         return self.evaluate(x.map(torch.clone), parameters)  # a network may work on its input in place
+
+    def _of_group(self, x: Inputs, group: slice) -> Tensor:
+        return self._fresh(x)[:, group]
 
     def validate(self, x: Any) -> int:
         """Return how many outputs there are; raise unless each of the first two rows of `x` has its own."""
@@ -164,12 +168,6 @@ class Network:
             layers = replace(layers, vmap=False)
         return Probe(layers, *shape)
 
-    def verify(self, x: Any) -> None:
-        """Raise unless the first and the last row of `x` have outputs that do not depend on other rows."""
-        x = self.prepare(x)[[0, len(x) // 2, len(x) - 1] if len(x) > 2 else slice(None)]
-        with plain_autograd(self.device):
-            checks.check_independent(self._fresh, x, self._fresh(x).detach(), 0, len(x) - 1)
-
     def rows_by_vmap_work(self, x: Any, names: tuple[str, ...] | None = None) -> bool:
         """Return whether torch.func gives the gradients that plain autograd does, on two rows of `x`."""
         x, names = self.prepare(x)[:2], tuple(self.parameters) if names is None else names
@@ -191,7 +189,8 @@ class Network:
         n_outputs = self.validate(x)
         m = len(range(n_outputs)[group])
         try:
-            outputs, gradients = self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
+            with plain_autograd(self.device):
+                outputs, gradients = self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
         except Exception:
             self._try(x)  # explains what is wrong, if the first rows are
             raise
@@ -200,57 +199,64 @@ class Network:
         return outputs, gradients.scaled(x.weight.expand(-1, n_outputs)[:, group].T.reshape(-1).sqrt())
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
-        layers, factors = self.layers, None
-        if layers is None:  # each row is computed alone
-            outputs, rows = (self._looped if by_loop else self._vmapped)(tuple(self.parameters), x, group)
-            return outputs, GradientBatch.of(*rows)
-        if len(x) > 1:  # of a single row nothing can be exchanged
-            m = len(range(self.validate(x))[group])
-            # not signs alone: two rows of the same sign could be exchanged
-            factors = torch.from_numpy(self.model_copy.rng.standard_normal((len(x), m))).to(self.device, self.dtype)
-        try:
-            with plain_autograd(self.device):
-                weights = [self.model_copy.trainable[name] for name in layers.order]
-                outputs, blocks, expected = hooks.parts(
-                    self.eval_copy, layers, lambda: self._fresh(x)[:, group], len(x), factors, weights
-                )
-        except LayerMismatchError:  # these rows use a layer as the first ones did not
-            outputs, rows = self._looped(layers.order[: len(layers.order) - len(layers.rest)], x, group)
-            sizes = [sum(self.parameters[name].numel() for name in names) for names in layers.parameters]
-            blocks, expected = [[DenseRows(part) for part in of_output.split(sizes, dim=1)] for of_output in rows], None
-        if layers.rest:
-            compute = self._vmapped if layers.vmap and not by_loop else self._looped
-            _, rows = compute(layers.rest, x, group)
-            blocks = [[*block, DenseRows(of_output)] for block, of_output in zip(blocks, rows, strict=True)]
-        by_layer, start = [], 0
-        owners = (*layers.parameters, layers.rest) if layers.rest else layers.parameters
-        for names, parts in zip(owners, zip(*blocks, strict=True), strict=True):
-            wanted = None if expected is None else expected[start : start + len(names)]
-            by_layer.append(self._certified(names, list(parts), factors, wanted, x, group))
-            start += len(names)
-        return outputs, GradientBatch(tuple(map(StoredBlock, map(list, zip(*by_layer, strict=True)))))
+        layers, copy, several = self.layers, self.model_copy, len(x) > 1  # of a single row nothing can be exchanged
+        owners: tuple[tuple[str, ...], ...] = (tuple(self.parameters),) if layers is None else layers.owners
+        found: list[list[Part] | None] = []
+        together = alone = certificate = None
+        if layers is not None:
+            left_out = copy.uncertified if several else ()
+            evaluate = partial(self._of_group, x, group)
+            together, found = hooks.parts(self.eval_copy, layers, evaluate, len(x), left_out, keep_graph=several)
+        elif several and not by_loop:
+            together = self._of_group(x, group)
+        if several and together is not None and together.requires_grad:
+            weights = {name: copy.trainable[name] for names in owners for name in names}
+            certificate = Certificate.of(together, weights, copy.rng)
+        for names in owners[len(found) :]:  # whole rows, or those of the rest
+            slow = by_loop or not (layers is None or layers.vmap) or copy.uncertified.issuperset(names)
+            alone, rows = (self._looped if slow else self._vmapped)(names, x, group)
+            found.append(list(map(DenseRows, rows)))
+        if several and together is not None:
+            self._check_independent(x, group, together.detach(), alone)
+        outputs = alone if together is None else together.detach()
+        assert outputs is not None
+        parts = self._certified(owners, found, certificate, x, group)
+        return outputs, GradientBatch(tuple(map(StoredBlock, map(list, zip(*parts, strict=True)))))
+
+    def _check_independent(self, x: Inputs, group: slice, together: Tensor, alone: Tensor | None) -> None:
+        """Raise if outputs of rows are others alone; where these are not known, one row is evaluated."""
+        if alone is not None and checks.close(together, alone):
+            return
+        row = self.model_copy.rng.integers(len(x)) if alone is None else (together - alone).abs().amax(dim=1).argmax()
+        checks.check_independent(partial(self._of_group, group=group), x, together, int(row))
 
     def _certified(
         self,
-        names: tuple[str, ...],
-        parts: list[Part],
-        factors: Tensor | None,
-        expected: list[Tensor] | None,
+        owners: Sequence[tuple[str, ...]],
+        found: Sequence[list[Part] | None],
+        certificate: Certificate | None,
         x: Inputs,
         group: slice,
-    ) -> list[Part]:
-        """Return the parts of some parameters, one per output, or rows of plain autograd if they are not certified."""
-        if factors is None or expected is None or certified(parts, factors, expected):
-            return parts
-        _, rows = self._looped(names, x, group)
-        parts = [DenseRows(of_output) for of_output in rows]
-        if not certified(parts, factors, expected):
-            raise ValueError(
-                f"the gradients of a batch with respect to {names[0]!r} are not those of its rows one by one: outputs "
-                "depend on the other rows of the batch. Leave the parameter out, parameters=, or change the model"
-            )
-        self.model_copy.uncertified.update(names)
-        return parts
+    ) -> list[list[Part]]:
+        """Return the parts of all parameters, one per output; those not found or certified as rows of autograd."""
+        kept: dict[tuple[str, ...], list[Part]] = {
+            names: parts
+            for names, parts in zip(owners, found, strict=True)
+            if parts is not None and (certificate is None or certificate.holds(names, parts))
+        }
+        if wrong := [names for names in owners if names not in kept]:
+            _, rows = self._looped(tuple(name for names in wrong for name in names), x, group)
+            sizes = [sum(self.parameters[name].numel() for name in names) for names in wrong]
+            for names, *parts in zip(wrong, *(of_output.split(sizes, dim=1) for of_output in rows), strict=True):
+                kept[names] = list(map(DenseRows, parts))
+                if certificate is not None and not certificate.holds(names, kept[names]):
+                    raise ValueError(
+                        f"the gradients of a batch with respect to {names[0]!r} are not those of its rows one by one: "
+                        "outputs depend on the other rows of the batch. Leave the parameter out, parameters=, or "
+                        "change the model"
+                    )
+                self.model_copy.uncertified.update(names)
+        return [[shaped(part, [self.parameters[name] for name in names]) for part in kept[names]] for names in owners]
 
     def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
         """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters, by torch.func."""

@@ -11,23 +11,26 @@ from typing import Any
 import numpy as np
 
 from .. import display, metrics
+from ..data.batches import read
+from ..data.inputs import Inputs
 from ..display import DARK, LIGHT, decimals, evenly_spaced, fixed, number
 from ..engines import Spectrum
 from ..intervals import PredictionIntervals
+from ..online import Monitor
 from ..results import level_name
 from ..validation import describe
 from ..version import __version__
 from . import charts
-from .evaluation import (
+from .columns import (
     Column,
-    OutputEvaluation,
-    evaluate,
     group_by_distance,
     group_by_value,
     group_by_width,
+    mending,
     named_items,
     read_column,
 )
+from .evaluation import OutputEvaluation, check_band, evaluate
 
 MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL = 2_000, 6_000  # in the pictures of one output, and of all outputs
 MAX_DETAILED_OUTPUTS = 12  # outputs with their own section
@@ -38,7 +41,7 @@ N_WIDEST_ROWS = 25  # in the table of the widest intervals
 def page(
     band: PredictionIntervals,
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
     level: float = 0.95,
     columns: Mapping[str, Any] | None = None,
@@ -46,19 +49,23 @@ def page(
     outputs: Sequence[str] | None = None,
     title: str | None = None,
     settings: Mapping[str, str] | None = None,
+    monitor: Monitor | None = None,
+    **given: Any,
 ) -> str:
     """Return an HTML page, which loads nothing, that shows how good the intervals are for the rows `x`.
 
     Args:
         band: Fitted intervals.
-        x: Inputs, preferably of rows that the network was neither trained nor calibrated on.
-        y: Their targets, in the units of `predict`.
+        x: Inputs, preferably of rows that the network was neither trained nor calibrated on; or a loader of (x, y).
+        y: The targets of inputs, in the units of `predict`.
         level: The level of the intervals.
         columns: Values of the rows by name, numbers, dates or text, to break the coverage down by.
         names: Names of the features of an `x` of shape (n, d), which then are columns too.
         outputs: Names of the outputs.
         title: The title of the page.
         settings: Lines to add to the table of settings, by name.
+        monitor: A `band.monitor()` that has taken in rows, these or others: the page has a section about it.
+        given: `groups`, `unknown` and `weights` of these rows, as `predict` takes them.
 
     Returns:
         The page as text.
@@ -67,14 +74,21 @@ def page(
         ValueError: If the arguments do not match each other, or the band has no interval at this level.
     """
     template = _template()
-    evaluation = evaluate(band, x, y, level, outputs)
+    if not isinstance(monitor, Monitor | None):
+        raise TypeError(f"monitor must be a Monitor, as band.monitor() gives it, got {describe(monitor)}")
+    if y is None:
+        check_band(band)
+        inputs, y = read(x, unpack=band.spec.batch).whole()
+        x = inputs.as_given()
+    evaluation = evaluate(band, x, y, level, outputs, given)
     given, added = named_items(columns, "columns"), named_items(settings, "settings")
     if names is not None:
-        features = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+        inputs = Inputs.of(x)
+        features = inputs.tensors[0].cpu().numpy() if inputs.single else np.zeros(0)
         if isinstance(names, str) or features.ndim != 2 or len(names) != features.shape[1]:
-            raise ValueError(f"names must be one for each feature, x of shape (n, d), got {names!r} and {describe(x)}")
+            raise ValueError(f"names must be one for each feature, x of shape (n, d), got {names!r} and {inputs}")
         given = dict(zip(map(str, names), features.T, strict=True)) | given
-    read = {name: read_column(name, values, evaluation.outputs[0].coverage.n) for name, values in given.items()}
+    shown = {name: read_column(name, values, evaluation.outputs[0].coverage.n) for name, values in given.items()}
     by_deviation = sorted(evaluation.outputs, key=lambda each: -abs(each.coverage.share - each.coverage.level))
     detailed = [each for each in evaluation.outputs if each in by_deviation[:MAX_DETAILED_OUTPUTS]]
     n_drawn = min(MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL // len(detailed))
@@ -82,17 +96,18 @@ def page(
         title=str(title or "Prediction intervals"),
         band=band,
         evaluation=evaluation,
-        columns=read,
+        columns=shown,
         detailed=detailed,
         n_infinite=sum(int(np.isinf(output.width).sum()) for output in evaluation.outputs),
-        sections=[_section(output, read, n_drawn) for output in detailed],
+        sections=[_section(output, shown, n_drawn) for output in detailed],
         spectrum=partial(_spectrum, band),
+        monitor=monitor,
         settings=[*band.summary_lines(), *((name, str(text)) for name, text in added.items())],
     )
     return text.encode("utf-8", "replace").decode("utf-8")  # no file can hold lone surrogates
 
 
-def write(path: str | Path, band: PredictionIntervals, x: Any, y: Any, **options: Any) -> Path:
+def write(path: str | Path, band: PredictionIntervals, x: Any, y: Any = None, **options: Any) -> Path:
     """Write the page to a file, which is replaced if it exists.
 
     Args:
@@ -146,10 +161,11 @@ def _section(output: OutputEvaluation, columns: Mapping[str, Column], n_drawn: i
     groups = [("width", group_by_width(output.width))]
     if far := group_by_distance(output.intervals.far):
         groups.append(("far from the training rows", far))
+    owners: list[Column | None] = [None] * len(groups) + [*columns.values()]  # a column may be called width, too
     groups += [(name, group_by_value(column)) for name, column in columns.items()]
     undercovered = sorted(
-        (output.coverage_of(group.rows, 1).share, f"{name} {group.name}")
-        for name, of_column in groups
+        (output.coverage_of(group.rows, 1).share, f"{name} {group.name}", mending(name, column, of_column))
+        for column, (name, of_column) in zip(owners, groups, strict=True)
         if output.has_own_level and len(of_column) > 1
         for group in of_column
         if output.is_undercovered(group.rows, len(of_column))

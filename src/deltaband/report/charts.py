@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import display
 from ..display import Axes, Markup, element, percent
+from ..online import Monitor
 from ..results import level_name
 from .evaluation import CONFIDENCE, Coverage, OutputEvaluation
 
@@ -70,6 +71,21 @@ def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Ma
         describe="Absolute errors over the width of the interval",
     )
     return picture, min(len(wide), len(high)) < len(drawn)
+
+
+def martingales(monitor: Monitor) -> Markup:
+    """Draw log₁₀ of the martingales of a monitor over the rows, with lines where they raise an alarm."""
+    paths = {name: np.append(0.0, path) for name, path in monitor.martingales().items()}
+    limits = np.log10(sorted({monitor.error_limit, monitor.leverage_limit}))
+    shown, longest = np.concatenate([*paths.values(), limits]), max(map(len, paths.values()))
+    labels = "rows with a target, or for the leverage rows", "log₁₀ of the martingale"
+    axes = Axes((0.0, max(1.0, longest - 1.0)), display.axis_limits(shown), *labels)
+    marks = [axes.line(axes.x_span, np.full(2, limit), **display.DASHED) for limit in limits]
+    for name, path in paths.items():
+        rows = display.evenly_spaced(np.arange(len(path)), display.CURVE_POINTS)
+        stroke = display.VERMILLION if name == "leverage" else display.BLUE
+        marks.append(axes.line(rows, path[rows], stroke=stroke))
+    return axes.picture(*marks, describe="Martingales over the rows, and where they raise an alarm")
 
 
 def without_outliers(values: np.ndarray) -> np.ndarray:

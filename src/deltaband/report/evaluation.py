@@ -1,32 +1,28 @@
-"""The numbers of the report: coverage and widths on rows with known targets, and groups of rows by their values."""
+"""The numbers of the report: coverage and widths on rows with known targets."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import cached_property
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
+from .. import metrics
 from ..calibration import EXCESS_SEEN_SHARE, AllOutputs
 from ..data.batches import check_lengths, read_targets
+from ..data.groups import rows_of
 from ..data.inputs import Inputs, check_finite
 from ..data.row_record import share_by_chance
-from ..display import INFINITY, decimals, fixed, number
+from ..errors import warn
 from ..intervals import PredictionIntervals
 from ..results import Intervals, interval_arrays, parse_levels
-from ..validation import describe
 
 CURVE_LEVELS = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98, 0.99)
 CONFIDENCE = 0.95  # of every statement about chance
 MIN_RELATIVE_DEVIATION = 0.1  # of the share of missed rows; a smaller deviation from 1 − level does not matter
 ROWS_PER_CHUNK = 2**16  # limits the memory for the bounds of all levels
-MISSING = "missing"
-MAX_SINGLE_NUMBERS = 8  # a column with at most so many different numbers has a group for each
-MAX_CATEGORIES = 10  # of more categories the rarest share the last group
-N_QUANTILE_GROUPS = 5  # for a column of many different numbers
 
 
 def chance_range(level: float, n: int, calibration_rows: int | None = None, n_groups: int = 1) -> tuple[float, float]:
@@ -95,6 +91,8 @@ class OutputEvaluation:
     coverage: Coverage
     curve: tuple[Coverage, ...]  # over levels
     has_own_level: bool = True  # False where the level is for all outputs together
+    crps: float = math.nan  # over the levels of the curve
+    worst_slab: float = math.nan  # coverage between the two parallel planes where it is lowest
 
     @cached_property
     def missed(self) -> np.ndarray:
@@ -122,17 +120,29 @@ class Evaluation(NamedTuple):
     joint_curve: tuple[Coverage, ...]
     unavailable_levels: list[float]  # levels of the curve that need more calibration rows
     share_seen_in_training: float  # 0 where repetitions among the training rows explain it
+    suspicions: list[str]  # why these rows do not look like those that the network was trained on
 
 
-def evaluate(band: PredictionIntervals, x: Any, y: Any, level: float, names: Sequence[str] | None) -> Evaluation:
-    """Compare the intervals of `x` with the targets `y`; `names` are those of the outputs."""
+def check_band(band: Any) -> None:
     if not isinstance(band, PredictionIntervals):
         raise TypeError(f"a report is about fitted PredictionIntervals, got {type(band).__name__}")
+
+
+def evaluate(
+    band: PredictionIntervals,
+    x: Any,
+    y: Any,
+    level: float,
+    names: Sequence[str] | None,
+    given: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """Compare the intervals of `x` with the targets `y`; `names` are those of the outputs, `given` is for `predict`."""
+    check_band(band)
     chosen = band.outputs_
     if np.ndim(level) != 0:
         raise ValueError(f"a report is about one level, got {level!r}")
     (level,) = parse_levels(level)
-    inputs, targets = Inputs.of(x), band.select_targets(y)
+    inputs, targets = band.spec.known_inputs(band.fits_, x), band.select_targets(y)
     check_finite(torch.from_numpy(targets), "targets")
     check_lengths(inputs, torch.from_numpy(targets))
     if len(inputs) == 0:
@@ -145,20 +155,25 @@ def evaluate(band: PredictionIntervals, x: Any, y: Any, level: float, names: Seq
     conformal = None if band.calibration_ is None else band.calibration_.conformal
     joint = isinstance(conformal, AllOutputs) and len(chosen) > 1
     n_calibration = None if conformal is None else conformal.n_rows
-    highest = 1.0 if n_calibration is None else (n_calibration + 1e-9) / (n_calibration + 1)
+    n_rows = None if band.calibration_ is None else band.calibration_.rows_per_quantile
+    highest = 1.0 if n_rows is None else (n_rows + 1e-9) / (n_rows + 1)
     wanted = sorted({*CURVE_LEVELS, level})
     levels = [each for each in wanted if each == level or each <= highest]
     at = levels.index(level)
 
     seen, parts, covered = 0.0, [], np.zeros((len(chosen) + 1, len(levels)), dtype=np.int64)  # the last row: jointly
-    all_targets = read_targets(y)
+    all_targets, crps = read_targets(y), np.zeros(len(chosen))
     for start in range(0, len(inputs), ROWS_PER_CHUNK):
         chunk = slice(start, start + ROWS_PER_CHUNK)
-        found = band.predict(inputs[chunk], levels)
+        here: dict[str, Any] = {
+            name: each if isinstance(each, str) else rows_of(each, chunk) for name, each in (given or {}).items()
+        }
+        found = band.predict(inputs[chunk], levels, **here)
         mean, lower, upper = interval_arrays(found, np.float64)
         far = np.zeros(len(mean), dtype=bool) if found.far is None else np.asarray(found.far)
         inside = (lower <= targets[chunk, :, None]) & (targets[chunk, :, None] <= upper)  # (n, m, levels)
         covered += np.vstack([inside.sum(axis=0), inside.all(axis=1).sum(axis=0)])
+        crps += np.reshape(metrics.crps(targets[chunk], found), -1) * len(mean) / len(inputs)
         parts.append((mean, lower[:, :, at], upper[:, :, at], far))
         seen += len(mean) * band.share_seen_in_training(inputs[chunk], all_targets[chunk]) / len(inputs)
     mean, lower, upper, far = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -169,130 +184,21 @@ def evaluate(band: PredictionIntervals, x: Any, y: Any, level: float, names: Seq
     outputs = []
     for o, (name, curve) in enumerate(zip(names, curves, strict=True)):
         intervals = Intervals(mean[:, o], lower[:, o], upper[:, o], level, far)
-        outputs.append(OutputEvaluation(str(name), targets[:, o], intervals, curve[at], curve, not joint))
+        slab = _worst_slab(band, inputs, targets[:, o], intervals)
+        about = (not joint, float(crps[o]), slab)
+        outputs.append(OutputEvaluation(str(name), targets[:, o], intervals, curve[at], curve, *about))
     by_chance = share_by_chance(band.fits_[0].seen.repeated, len(inputs)) + EXCESS_SEEN_SHARE
     unavailable = [each for each in wanted if each not in levels]
     joint_coverage = joint_curve[at] if joint else None
-    return Evaluation(outputs, joint_coverage, joint_curve, unavailable, seen if seen > by_chance else 0.0)
+    suspicions = band.suspicions(targets, Intervals(mean, lower, upper, level))
+    warn(*suspicions)
+    seen = seen if seen > by_chance else 0.0
+    return Evaluation(outputs, joint_coverage, joint_curve, unavailable, seen, suspicions)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column: float64 with NaN where missing, dates in seconds; or text, objects with None where missing."""
-
-    values: np.ndarray  # (n,)
-    kind: Literal["number", "date", "text"] = "number"
-
-    @cached_property
-    def _decimals(self) -> int | None:
-        finite = self.values[np.isfinite(self.values)]
-        whole = len(finite) > 0 and bool((finite == np.round(finite)).all()) and np.abs(finite).max() < 1e12
-        return 0 if whole else decimals(self.values)
-
-    def format(self, value: Any) -> str:
-        if value is None or value != value:
-            return MISSING
-        if self.kind == "text":
-            return str(value)
-        if self.kind == "number":
-            return fixed(float(value), self._decimals)
-        return str(np.datetime64(int(value), "s")).removesuffix("T00:00:00").replace("T", " ")
-
-
-class Group(NamedTuple):
-    name: str
-    rows: np.ndarray  # (k,) indices
-
-
-def named_items(given: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
-    """Return the values by name of an optional mapping, or of a data frame."""
-    if given is not None and not hasattr(given, "items"):
-        raise TypeError(f"{what} must be a mapping of names to values, got {describe(given)}")
-    return {} if given is None else {str(name): value for name, value in given.items()}
-
-
-def read_column(name: str, values: Any, n: int) -> Column:
-    """Return a column of n rows; pandas, NumPy, tensors and lists are accepted."""
-    if hasattr(values, "detach"):  # a tensor, possibly on a GPU
-        values = values.detach().cpu()
-    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
-        raise TypeError(f"column {name!r} must be a sequence of {n} values, got {describe(values)}")
-    array = np.asarray(values) if hasattr(values, "__array__") else _object_array(values)
-    if array.ndim != 1 or len(array) != n:
-        raise ValueError(f"column {name!r} must have a value for each of the {n} rows, got {array.shape}")
-    if array.dtype.kind not in "fiuM":
-        listed = [None if _is_missing(value) else value for value in array.tolist()]
-        present = [value for value in listed if value is not None]
-        if present and all(isinstance(value, Real) and not isinstance(value, bool | np.bool_) for value in present):
-            array = np.array([np.nan if value is None else float(value) for value in listed])
-        elif present and all(isinstance(value, date) and getattr(value, "tzinfo", None) is None for value in present):
-            array = np.array(listed, dtype="datetime64[s]")
-        else:
-            return Column(_object_array([None if value is None else str(value) for value in listed]), "text")
-    if array.dtype.kind == "M":
-        seconds = array.astype("datetime64[s]")
-        return Column(np.where(np.isnat(seconds), np.nan, seconds.astype(np.int64).astype(np.float64)), "date")
-    return Column(array.astype(np.float64))
-
-
-def _object_array(values: Any) -> np.ndarray:
-    """Return one entry per value, even where values have a length themselves."""
-    array = np.empty(len(values), dtype=object)
-    array[:] = [*values]
-    return array
-
-
-def _is_missing(value: Any) -> bool:
-    is_nan = isinstance(value, Real) and value != value
-    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")  # pandas' equivalents
-
-
-def group_by_value(column: Column) -> list[Group]:
-    """Group numbers by quantiles, from small to large; text, and few different numbers, by value."""
-    if column.kind == "text":
-        return _group_categories(column)
-    values = column.values
-    finite = np.flatnonzero(np.isfinite(values))
-    found = values[finite]
-    different = np.unique(found)
-    if len(different) <= MAX_SINGLE_NUMBERS:
-        groups = [Group(column.format(value), finite[found == value]) for value in different]
-    else:
-        last = np.ceil(np.arange(1, N_QUANTILE_GROUPS) * len(found) / N_QUANTILE_GROUPS).astype(int) - 1  # if no ties
-        part = np.searchsorted(np.unique(np.sort(found)[last]), found, side="left")
-        groups = [
-            Group(f"{column.format(of_part.min())} to {column.format(of_part.max())}", finite[part == k])
-            for k in range(N_QUANTILE_GROUPS)
-            if len(of_part := found[part == k])
-        ]
-    others = [Group(INFINITY, np.flatnonzero(np.isinf(values))), Group(MISSING, np.flatnonzero(np.isnan(values)))]
-    return groups + [group for group in others if len(group.rows)]
-
-
-def group_by_width(width: np.ndarray) -> list[Group]:
-    """Group rows by quantiles of their width; one group where all widths are equal up to rounding."""
-    if not np.isfinite(width).all():
-        return group_by_value(Column(width))
-    if np.ptp(width) <= 1e-5 * np.abs(width).max():
-        return [Group(f"all {number(float(width.mean()))}", np.arange(len(width)))]
-    parts = [rows for rows in np.array_split(np.argsort(width, kind="stable"), N_QUANTILE_GROUPS) if len(rows)]
-    edges = [(float(width[rows[0]]), float(width[rows[-1]])) for rows in parts]
-    digits = next((k for k in (3, 4, 5) if len({number(low, k) for low, _ in edges}) == len(edges)), 6)
-    names = [f"{number(low, digits)} to {number(high, digits)}" for low, high in edges]
-    return list(map(Group, names, parts))
-
-
-def group_by_distance(far: np.ndarray) -> list[Group]:
-    """Group rows by whether they are far from the training rows."""
-    return [Group("no", np.flatnonzero(~far)), Group("yes", np.flatnonzero(far))] if far.any() else []
-
-
-def _group_categories(column: Column) -> list[Group]:
-    names = [MISSING if value is None else value for value in column.values]
-    different, which, count = np.unique(np.array(names, dtype=str), return_inverse=True, return_counts=True)
-    order = np.argsort(-count, kind="stable")
-    shown = order if len(order) <= MAX_CATEGORIES else order[: MAX_CATEGORIES - 1]
-    groups = [Group(str(different[k]), np.flatnonzero(which == k)) for k in shown]
-    if len(shown) < len(order):
-        groups.append(Group(f"{len(order) - len(shown):,} others", np.flatnonzero(~np.isin(which, shown))))
-    return groups
+def _worst_slab(band: PredictionIntervals, inputs: Inputs, y: np.ndarray, intervals: Intervals) -> float:
+    """Return the coverage in the worst slab of the rows; NaN where there are too few of them."""
+    if len(inputs) < metrics.SLAB_ROWS_AT_LEAST:
+        return math.nan
+    features = band.spec.network().features(inputs)
+    return float(metrics.worst_slab_coverage(y, intervals, features)) if features.shape[1] else math.nan

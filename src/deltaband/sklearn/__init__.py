@@ -12,14 +12,14 @@ from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_array, get_tags, indexable
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
 from ..engines import Engine
-from ..errors import UnreliableFormulaWarning
+from ..errors import UnreliableFormulaWarning, warn
 from ..intervals import PredictionIntervals
 from ..results import Intervals, interval_arrays, parse_levels
-from .unwrap import WrappedNetwork, find_network
+from .unwrap import WrappedNetwork, find_network, weight_arguments
 
 __all__ = ["BandRegressor", "IntervalRegressor"]
 
@@ -42,8 +42,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ==================================  ==================================================
 
     This neglects that scikit-learn does not penalise biases, and that some of the rows may have been held out of the
-    training. Where λ is not known, as without weight decay, there are intervals only after a calibration; where it is
-    small, as with scikit-learn's default alpha, they are far better after one.
+    training. Where λ is not known, as with AdamW or without weight decay, there are intervals only after a calibration,
+    and `fit` says so; where it is small, as with scikit-learn's default alpha, they are far better after one.
 
     Args:
         estimator: An `MLPRegressor` or a skorch regressor: alone, as the last step of a `Pipeline`, in a
@@ -52,6 +52,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         damping: λ itself, instead of the table's.
         weight_decay: The weight decay of a mean squared error, λ = n·weight_decay/2, instead of the table's λ.
         calibration: The share of the rows that `fit` holds out to calibrate on, for conformal intervals.
+        groups: The column of X, by name or number, whose values are groups of rows: a calibration then covers each of
+            them at the level. The estimator gets it as any other column.
         level: The default level of `predict_interval`.
         engine, memory: See `PredictionIntervals`.
         random_state: Seed or generator for drawing the rows held out; the estimator has its own.
@@ -69,17 +71,20 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     damping: float | None = None
     weight_decay: float | None = None
     calibration: float = 0.0
+    groups: Any = None
     level: float = 0.95
-    engine: Engine | Literal["auto"] = "auto"
+    engine: Engine | str = "auto"
     memory: float | None = None
     random_state: Any = None
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train a clone of the estimator, unless it is frozen, fit the band, and calibrate it if `calibration` is set.
 
         Args:
             X: The training rows, as the estimator takes them.
             y: Their targets (n,), or (n, m) for m outputs.
+            sample_weight: The weights (n,) of the rows, for the network and for the band: a row of weight w has the
+                noise variance s²/w. Intervals are for rows of weight 1. Calibration takes the rows as equals.
 
         Returns:
             The regressor itself.
@@ -99,26 +104,32 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{why}: leave it at 0, fit, and call calibrate(X, y) with rows not used in training")
         validate_data(self, X, y, skip_check_array=True)  # the estimator checks the rest of X
         X, y = indexable(X, _check_targets(y))
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         held_out: tuple[Any, ...] = ()
         if self.calibration:
-            parts = train_test_split(X, y, test_size=self.calibration, random_state=self.random_state)
+            rows = np.arange(len(y)) if weight is None else weight
+            parts = train_test_split(X, y, rows, test_size=self.calibration, random_state=self.random_state)
             X, y, held_out = parts[0], parts[2], (parts[1], parts[3])
+            weight = None if weight is None else parts[4]
         estimator = clone(self.estimator)
         if issparse(X) and not network.steps:
             raise TypeError("X is sparse, which the network cannot take: give X.toarray(), or a Pipeline that does it")
-        estimator.fit(X, y)
+        estimator.fit(X, y, **weight_arguments(estimator, weight))
         prediction = _predict(estimator, X)
         network = find_network(estimator, fitted=True)
         damping = self.damping
         if damping is None and self.weight_decay is None:
             damping = network.damping(len(y), prediction[:1].size)
+            if damping is None and not held_out and not network.frozen:
+                why = "λ does not follow from how the network was trained, as with AdamW or without weight decay"
+                warn(f"{why}: intervals need calibration=0.2, or damping=")
         band = self._new_band(network.module(), damping)
         inputs = network.inputs(X)
         network.check_shape(inputs, y)
         with warnings.catch_warnings():
             if held_out:  # the calibration makes up for it
                 warnings.simplefilter("ignore", UnreliableFormulaWarning)
-            band.fit(inputs, network.to_network(y), progress=False)
+            band.fit(inputs, network.to_network(y), sample_weight=weight, progress=False)
         outputs = network.units.to_original(_columns(band.predict_mean(inputs))).reshape(prediction.shape)
         tolerance = RELATIVE_TOLERANCE * (np.abs(outputs) + np.ptp(prediction, axis=0))
         if not (np.abs(prediction - outputs) <= tolerance).all():
@@ -141,7 +152,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X, y = indexable(X, _check_targets(y))
         network = self._fitted_network(needs_noise=False)
         inputs, targets = network.inputs(X), network.to_network(y)
-        self.band_.calibrate(inputs, targets)
+        self.band_.calibrate(inputs, targets, groups=self._groups(X))
         mean, scale = map(_columns, self.band_.predict_mean_and_scale(inputs))
         noise = np.sqrt(np.mean(np.square((targets - mean) / scale), axis=0))  # (m,)
         self.noise_std_ = float(noise[0]) if len(noise) == 1 else noise
@@ -168,7 +179,13 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         z, scale = map(_columns, self.band_.predict_mean_and_scale(network.inputs(X)))
         return mean, network.std(z, self.noise_std_ * scale).reshape(mean.shape)
 
-    def predict_interval(self, X: Any, level: float | Sequence[float] | None = None) -> Intervals:
+    def predict_interval(
+        self,
+        X: Any,
+        level: float | Sequence[float] | None = None,
+        *,
+        unknown: Literal["error", "pool"] = "error",
+    ) -> Intervals:
         """Return the estimator's prediction with bounds for a new observation, in the units of y.
 
         Where the target is transformed, the bounds are those of the network's output, transformed back.
@@ -176,13 +193,16 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: The rows to predict.
             level: One level, or several for one column each; that of the constructor by default.
+            unknown: What a group that no calibration row had leads to, as in `PredictionIntervals.predict`.
 
         Returns:
             `Intervals`, which unpack as mean, lower, upper.
         """
         self._check_inputs(X)
         network, mean = self._fitted_network(), _predict(self.estimator_, X)
-        found = self.band_.predict(network.inputs(X), self.level if level is None else level)
+        groups = None if self.band_.calibration_ is None else self._groups(X)
+        asked = self.level if level is None else level
+        found = self.band_.predict(network.inputs(X), asked, groups=groups, unknown=unknown)
         bounds = network.units.to_original_bounds(*interval_arrays(found, np.float64))
         lower, upper = (bound.reshape(found.lower.shape) for bound in bounds)
         middle = mean if lower.ndim == mean.ndim else mean[..., None]  # rounding may have put it outside
@@ -200,6 +220,14 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _new_band(self, module: nn.Module, damping: float | None) -> PredictionIntervals:
         settings: dict[str, Any] = {"weight_decay": self.weight_decay, "engine": self.engine, "memory": self.memory}
         return PredictionIntervals(module, damping=damping, **settings)
+
+    def _groups(self, X: Any) -> Any:  # (n,)
+        if self.groups is None:
+            return None
+        try:
+            return X[self.groups] if hasattr(X, "columns") else np.asarray(X)[:, self.groups]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"groups must be a column of X, by name or number, got {self.groups!r}") from error
 
     def _check_inputs(self, X: Any) -> None:
         check_is_fitted(self)
@@ -241,11 +269,11 @@ class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_is_fitted__(self) -> bool:
         return self.is_fitted
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Return the regressor itself: nothing is trained.
 
         Args:
-            X, y: Ignored.
+            X, y, sample_weight: Ignored.
 
         Raises:
             NotFittedError: If the band is not fitted.

@@ -6,23 +6,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn import get_config
 from sklearn.base import is_classifier
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array
+from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor, nn
-from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, RAdam, RMSprop
 
-from ..target_transform import GRID_POINTS, RELATIVE_ROUNDING, TargetTransform
+from ..fitting.optimiser import COUPLED_OPTIMISERS
+from ..transforms import GRID_POINTS, RELATIVE_ROUNDING, TargetTransform
 
 SUPPORTED = (
     "IntervalRegressor takes an MLPRegressor or a skorch regressor: alone, as the last step of a Pipeline, in a "
     "TransformedTargetRegressor or in a FrozenEstimator"
 )
-# These add weight_decay·w to the gradient. Others shrink the weights directly, and have no λ.
-COUPLED_OPTIMISERS = (SGD, ASGD, RMSprop, Adagrad, Adadelta, Adam, Adamax, NAdam, RAdam)
 
 
 class Exponential(nn.Module):
@@ -128,6 +128,25 @@ def find_network(estimator: Any, fitted: bool = False) -> WrappedNetwork:
         got = repr(estimator) if isinstance(estimator, str | type | None) else type(estimator).__name__
         raise TypeError(f"{SUPPORTED}; got {got}")
     return WrappedNetwork(estimator)
+
+
+def weight_arguments(estimator: Any, sample_weight: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Return the arguments of `estimator.fit` by which its network is trained with weights; none for a frozen one."""
+    network = find_network(estimator)
+    if sample_weight is None or network.frozen:
+        return {}
+    if not has_fit_parameter(network.network, "sample_weight"):
+        why = f"{type(network.network).__name__}.fit takes no sample_weight"
+        advice = "train it with weights of your own and give it in a FrozenEstimator, with the same weights"
+        raise ValueError(f"{why}: {advice}")
+    path, inner = "", estimator
+    while inner is not network.network:
+        if isinstance(inner, Pipeline):
+            path, inner = f"{path}{inner.steps[-1][0]}__", inner.steps[-1][1]
+        else:
+            inner = inner.regressor
+    routed = get_config()["enable_metadata_routing"]  # by requests of the network instead of by names
+    return {"sample_weight" if routed else f"{path}sample_weight": sample_weight}
 
 
 def mlp_to_torch(estimator: Any) -> nn.Sequential:

@@ -5,11 +5,12 @@ digest over all of it. Reading a file runs no code of the file.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -34,6 +35,51 @@ class StoredBand:
         decode = Decoder(self.tensors, hooks)
         with _understanding(self.path):
             return tuple(map(decode, self.tree["fits"])), decode(self.tree["calibration"])
+
+
+class Stored(ABC):
+    """What can be written to a file and read again: `to_record` and `from_stored` say what of it."""
+
+    @abstractmethod
+    def to_record(self, *, weights: bool = False, sample: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return everything that a file holds of this estimator, tensors and texts."""
+
+    @classmethod
+    @abstractmethod
+    def from_stored(cls, stored: StoredBand, model: nn.Module, strict: bool, functions: Mapping[str, Any]) -> Self:
+        """Return the estimator of a file."""
+
+    def save(self, path: str | Path, *, weights: bool = False, sample: bool = False) -> None:
+        """Write the fitted estimator to one file, which `load` reads.
+
+        Args:
+            path: The file.
+            weights: Whether to write the weights themselves.
+            sample: Whether to add training rows, which `error_report` and `calibrate(noise="auto")` need.
+        """
+        save(self, path, weights=weights, sample=sample)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module, *, strict: bool = True, **functions: Any) -> Self:
+        """Return the estimator that was saved; it predicts the same, bit for bit. No code in the file is run.
+
+        Args:
+            path: The file.
+            model: The model that it was fitted to.
+            strict: Whether other weights are an error, which names the first that differs; else a warning.
+            functions: Those of `output=`, `batch=`, `variance=`, `input_transform=` and `target_transform=` that it was
+                constructed with: these are not in the file. A pair (mean, std) and an affine scaler are.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            ArtefactError: If the file is damaged or does not belong to the model.
+        """
+        band = load(path, model, strict=strict, **functions)
+        if not isinstance(band, cls):
+            raise TypeError(f"{path} holds {type(band).__name__}: load it with {type(band).__name__}.load")
+        return band
 
 
 def save(
@@ -77,6 +123,7 @@ def load(
     output: Any = None,
     batch: Any = None,
     variance: Any = None,
+    input_transform: Any = None,
     target_transform: Any = None,
 ) -> Any:
     """Return the `PredictionIntervals` or `ClassificationIntervals` that was saved; it predicts the same, bit for bit.
@@ -85,8 +132,10 @@ def load(
         path: The file.
         model: The model that it was fitted to.
         strict: Whether other weights are an error, which names the first that differs; else a warning.
-        output, batch, variance: The functions that it was constructed with: these are not in the file.
-        target_transform: The scaler that it was constructed with; a pair (mean, std) is in the file.
+        output, variance: The functions that it was constructed with, which are not in the file; others are an error.
+        batch: The function that turns batches of a loader into inputs and targets, if loaders are to be read.
+        input_transform, target_transform: The function or scaler that it was constructed with; a pair (mean, std) and
+            scikit-learn's StandardScaler, MinMaxScaler, MaxAbsScaler and RobustScaler are in the file.
 
     Raises:
         ArtefactError: If the file is damaged or does not belong to the model.
@@ -96,13 +145,15 @@ def load(
         tree, about = json.loads(texts["tree"]), json.loads(texts["band"])
         stored = StoredBand(Path(path), about["parameters"], Decoder(tensors)(tree["options"]), tree, tensors)
         needed, restore = about["functions"], registered(about["kind"]).from_stored
-    given = {"output": output, "batch": batch, "variance": variance, "target_transform": target_transform}
+    given = {"output": output, "batch": batch, "variance": variance}
+    given |= {"input_transform": input_transform, "target_transform": target_transform}
     for name, value in given.items():
-        if name in needed and value is None:
+        if name in needed and value is None and name != "batch":  # which only loaders need
             function = f"{name}={needed[name]}, which no file holds"
             raise ArtefactError(f"{path} was fitted with {function}: give {name}= again")
         if name not in needed and value is not None:
-            raise ArtefactError(f"{path} was fitted without {name}: leave it out")
+            known = "was fitted without" if stored.options.get(name) is None else "holds the numbers of its"
+            raise ArtefactError(f"{path} {known} {name}: leave it out")
     return restore(stored, model, strict, {name: given[name] for name in needed})
 
 

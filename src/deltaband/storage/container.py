@@ -8,9 +8,9 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,13 @@ from torch import Tensor
 from ..errors import ArtefactError, DamagedArtefactError
 from ..version import __version__
 
-FORMAT = 2
+try:
+    import fcntl
+except ImportError:  # on Windows, where what a killed writer has left stays
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = 3
+HIDDEN, LOCK = ".deltaband-", "lock"  # the name of a folder for temporary files, before twelve digits; a file in it
 FIRST_BYTES = b'{"__metadata__"'  # of the header, after its length
 
 Tensors = dict[str, Tensor]
@@ -111,16 +117,19 @@ def writable(path: Path, *, overwrite: bool = True) -> Path:
 
 @contextmanager
 def atomic(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
-    """Yield a temporary file beside `path`, which replaces it at the end of the block; if that raises, nothing changes.
+    """Yield a temporary file of the same name, which replaces `path` at the end of the block; if that raises, nothing
+    changes.
 
-    The suffix is that of `path`, for writers that depend on it; permissions are those of the replaced file.
+    It is in a hidden folder beside `path`, as may be those of writers that were killed, which are removed. Permissions
+    are those of the replaced file.
     """
     path = writable(path, overwrite=overwrite)
-    temporary = path.with_name(f".{path.stem[:100]}.{secrets.token_hex(6)}{path.suffix}")
-    # O_EXCL: never an existing file. 0o666 less the umask is what open() gives; tempfile would give 0o600.
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    mode = stat.S_IMODE(temporary.stat().st_mode)
-    try:
+    _remove_abandoned(path.parent)
+    with _hidden_folder(path.parent) as folder:
+        temporary = folder / path.name
+        # 0o666 less the umask is what open() gives; tempfile would give 0o600
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         yield temporary
         if path.exists():
             if not overwrite:
@@ -129,11 +138,50 @@ def atomic(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
         temporary.chmod(mode)  # a writer may have replaced it by a new file (safetensors does)
         _flush(temporary)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     if os.name == "posix":
         _flush(path.parent)  # the rename itself
+
+
+@contextmanager
+def _hidden_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder for the time of a block, in which a file is locked: when its process has ended it no longer is."""
+    with ExitStack() as stack:
+        lock = None
+        while lock is None:
+            folder = parent / f"{HIDDEN}{secrets.token_hex(6)}"
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder.mkdir(0o700)
+            lock = _locked(folder, or_unlocked=True)  # none if it was removed before that, as if it were abandoned
+        stack.enter_context(lock)
+        yield folder
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove what writers have left there that were killed; what others are at work on is locked, and stays."""
+    for folder in parent.glob(f"{HIDDEN}{'[0-9a-f]' * 12}"):
+        if folder.is_dir() and not folder.is_symlink() and (lock := _locked(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.close()
+
+
+def _locked(folder: Path, or_unlocked: bool = False) -> IO[str] | None:
+    """Return the open file by which a folder is locked; None where another has locked or removed it.
+
+    A system without locks locks nothing.
+    """
+    with suppress(OSError), ExitStack() as stack:
+        lock = stack.enter_context((folder / LOCK).open("a"))
+        try:
+            if fcntl is None:
+                raise OSError(errno.ENOLCK, "no locks")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if isinstance(error, BlockingIOError) or not or_unlocked:
+                raise
+        if (folder / LOCK).exists():
+            stack.pop_all()
+            return lock
+    return None
 
 
 def _flush(path: Path) -> None:

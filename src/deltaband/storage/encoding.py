@@ -167,6 +167,8 @@ def describe_setting(value: Any) -> str:
         return f"{type(value).__name__}({', '.join(settings)})"
     if isinstance(value, partial):
         return describe_setting(value.func)
+    if isinstance(value, np.ndarray):  # all digits, which its repr has not
+        return str(value.tolist())
     if isinstance(value, Real) and not isinstance(value, bool):  # 1, 1.0 and np.float64(1) are one setting
         return repr(float(value)).removesuffix(".0")
     return str(getattr(value, "__name__", type(value).__name__)) if callable(value) else repr(value)

@@ -8,7 +8,6 @@ pass give x and δ of every layer and every row of a batch; `LAYER_RULES` has th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -20,7 +19,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from ...storage.encoding import storable
 
-CERTIFIED_TO = {torch.float32: 1e-4, torch.float64: 1e-9}  # relative; more is not rounding
 PRODUCT_NUMBERS = 2**22  # formed at once: all positions of some rows times all positions of others
 
 
@@ -39,6 +37,10 @@ class _Factors:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
+    @property
+    def float64_bytes(self) -> int:
+        return 8 * sum(tensor.numel() for tensor in self._tensors.values())
+
     def map(self, change: Callable[..., Tensor], *others: Self) -> Self:
         """Return the same factors with each tensor changed, given the corresponding tensors of `others` as well."""
         changed = {name: change(mine, *(vars(each)[name] for each in others)) for name, mine in self._tensors.items()}
@@ -54,6 +56,7 @@ class DenseRows(_Factors):
     """Rows in full."""
 
     values: Tensor  # (b, p)
+    shapes: tuple[tuple[int, int], ...] = ()  # of the weights as matrices, where they are known
 
     @property
     def n_parameters(self) -> int:
@@ -69,9 +72,13 @@ class DenseRows(_Factors):
     def scaled(self, factors: Tensor) -> Self:  # (b,)
         return replace(self, values=self.values * factors.to(self.values)[:, None])
 
-    def total(self, factors: Tensor) -> Tensor:  # (b,) -> (p,)
-        """Return the sum of the rows, each times its factor."""
+    def total(self, factors: Tensor, directions: Tensor) -> Tensor:  # (b,), (k, ·)
+        """Return the sum of the rows, each times its factor; of outer products only its image in some directions."""
         return factors.to(self.values) @ self.values
+
+    def image(self, gradients: Sequence[Tensor], directions: Tensor) -> Tensor:
+        """Return what `total` is if the sum is given as a gradient for each parameter."""
+        return torch.cat([g.to_dense().flatten() for g in gradients])
 
     def columns(self, start: int, stop: int) -> Tensor:  # (b, stop − start)
         return self.values[:, start:stop]
@@ -91,6 +98,13 @@ class _Positions(_Factors):
     def scaled(self, factors: Tensor) -> Self:  # (b,)
         return replace(self, **{"delta": self.delta * factors.to(self.delta)[:, None, None]})
 
+    def _images(self, factors: Tensor, directions: Tensor) -> Tensor:  # (k, b·t)
+        """Return δ of all positions in some directions, times the factors of their rows."""
+        b, t, o = self.delta.shape
+        delta = self.delta.reshape(b * t, o)
+        factors = factors.to(delta) if t == 1 else factors.to(delta).repeat_interleave(t)
+        return (directions[:, :o].to(delta) @ delta.T).mul_(factors)
+
     def squared_norms(self) -> np.ndarray:
         return self._products(self).sum(dim=(1, 2)).numpy()
 
@@ -99,7 +113,7 @@ class _Positions(_Factors):
         (b, t, _), (b_, t_, _) = self.delta.shape, other.delta.shape
         step = max(1, PRODUCT_NUMBERS // max(1, t * b_ * t_))
         mine = [self] if b <= step else [self.take(slice(start, start + step)) for start in range(0, b, step)]
-        theirs, sums = (other if len(mine) == 1 else other.map(_exact))._flat(), []
+        theirs, sums = (other if len(mine) == 1 else other.map(exact))._flat(), []
         for rows in mine:
             products = rows._flat()._products(theirs)
             sums.append(products.reshape(-1, t, b_, t_).sum(dim=(1, 3)) if t * t_ > 1 else products)
@@ -110,14 +124,14 @@ class _Positions(_Factors):
         return self.map(lambda values: values.flatten(0, 1))
 
 
-def _exact(values: Tensor) -> Tensor:
+def exact(values: Tensor) -> Tensor:
     """Return numbers in float64, and indices as they are, in main memory."""
     return values.cpu().double() if values.is_floating_point() else values.cpu()
 
 
 def _product(mine: Tensor, theirs: Tensor) -> Tensor:  # (…, t, k), (…, t', k) -> (…, t, t')
     """Return inner products in float64; numbers that are not are converted for this one alone, within the cache."""
-    return _exact(mine) @ _exact(theirs).mT
+    return exact(mine) @ exact(theirs).mT
 
 
 @storable
@@ -156,13 +170,14 @@ class OuterProducts(_Positions):
             pieces.append(self.delta[:, :, max(start - n_weights, 0) : stop - n_weights].sum(dim=1))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
-    def total(self, factors: Tensor) -> Tensor:  # (b,) -> (p,)
-        delta = self.scaled(factors).delta.flatten(0, 1)
-        (o, a), total = (delta.shape[1], self.x.shape[2]), delta.new_empty(self.n_parameters)
-        torch.mm(delta.T, self.x.flatten(0, 1), out=total[: o * a].view(o, a))
-        if self.bias:
-            total[o * a :] = delta.sum(dim=0)
-        return total
+    def total(self, factors: Tensor, directions: Tensor) -> Tensor:
+        images = self._images(factors, directions)
+        weight = images @ self.x.flatten(0, 1)
+        return torch.cat([weight, images.sum(dim=1, keepdim=True)], dim=1) if self.bias else weight
+
+    def image(self, gradients: Sequence[Tensor], directions: Tensor) -> Tensor:
+        directions = directions[:, : len(gradients[0])].to(gradients[0])
+        return torch.cat([directions @ g.reshape(len(g), -1) for g in gradients], dim=1)
 
     def _products(self, theirs: OuterProducts) -> Tensor:
         return (_product(self.x, theirs.x) + float(self.bias)) * _product(self.delta, theirs.delta)
@@ -198,12 +213,21 @@ class EmbeddingRows(_Positions):
         piece = EmbeddingRows((self.index - first) * within, self.delta * within[:, :, None], last + 1 - first)
         return piece.rows()[:, start - first * o : stop - first * o]
 
-    def total(self, factors: Tensor) -> Tensor:  # (b,) -> (p,)
-        delta = self.scaled(factors).delta.flatten(0, 1)
-        return delta.new_zeros(self.size, delta.shape[1]).index_add_(0, self.index.flatten(), delta).flatten()
+    def total(self, factors: Tensor, directions: Tensor) -> Tensor:
+        return self._looked_up(self.index.flatten(), self._images(factors, directions))
+
+    def image(self, gradients: Sequence[Tensor], directions: Tensor) -> Tensor:
+        (table,) = gradients
+        directions = directions[:, : table.shape[1]].to(table.dtype)
+        if table.is_sparse:
+            return self._looked_up(table._indices()[0], directions @ table._values().T)
+        return directions @ table.T
+
+    def _looked_up(self, index: Tensor, images: Tensor) -> Tensor:  # (k, size)
+        return images.new_zeros(len(images), self.size).index_add_(1, index, images)
 
     def _products(self, theirs: EmbeddingRows) -> Tensor:
-        same = _exact(self.index)[..., :, None] == _exact(theirs.index)[..., None, :]
+        same = exact(self.index)[..., :, None] == exact(theirs.index)[..., None, :]
         return same * _product(self.delta, theirs.delta)
 
 
@@ -228,23 +252,6 @@ def stacked(parts: Sequence[Part], dim: int = 0) -> Part:
     """Return the rows of all parts, which are alike, as one part."""
     first, *others = parts
     return first.map(lambda *tensors: torch.cat(tensors, dim), *others) if others else first  # type: ignore[arg-type]
-
-
-def certified(parts: Sequence[Part], factors: Tensor, expected: Sequence[Tensor]) -> bool:  # one per output, (b, m)
-    """Return whether the sum of the gradients of a batch, each times its factor, is the expected one up to rounding.
-
-    The expected one is the gradient of the sum of the outputs, each times its factor, with respect to each weight: rows
-    that were permuted, merged or dropped on their way to the parts would make another sum.
-    """
-    total, *others = (part.total(column) for part, column in zip(parts, factors.T, strict=True))
-    for other in others:
-        total += other
-    pieces = torch.split(total, [g.numel() for g in expected])
-    largest = max(math.hypot(*(float(g.norm()) for g in each)) for each in (pieces, expected))
-    for piece, g in zip(pieces, expected, strict=True):
-        piece -= g.flatten()  # memory is what this takes most of
-    difference = math.hypot(*(float(piece.norm()) for piece in pieces))
-    return difference <= CERTIFIED_TO[total.dtype] * largest or not math.isfinite(largest)  # then a row will be named
 
 
 def cheapest(part: Part) -> Part:

@@ -5,7 +5,7 @@ import math
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,6 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...data.inputs import Inputs
-from ...errors import LayerMismatchError
 from ...storage.encoding import storable
 from .factors import LAYER_RULES, DenseRows, Part, cheapest, compact, joined
 from .recurrent import recurrent
@@ -46,14 +45,20 @@ class Layers:
     rest: tuple[str, ...]  # parameters that need rows of their own
     factor_bytes: int  # size of the parts of one row, those of the rest included
     inner_flops: int  # multiplications of an inner product of two rows
+    positions: int  # of those parts that are outer products
     working_bytes: int  # memory needed besides while they are computed
     vmap: bool = True  # whether torch.func computes the rows of the rest; otherwise a plain loop does
     given: dict[str, frozenset[Places]] = field(default_factory=dict)  # tensor arguments of layers without a rule
 
     @property
+    def owners(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the parameters of each part of J, in the order of its columns."""
+        return (*self.parameters, self.rest) if self.rest else self.parameters
+
+    @property
     def order(self) -> tuple[str, ...]:
         """The names of all parameters in the order of the columns of J."""
-        return tuple(name for names in self.parameters for name in names) + self.rest
+        return tuple(name for names in self.owners for name in names)
 
 
 class Call(NamedTuple):
@@ -70,30 +75,34 @@ class Call(NamedTuple):
 
 
 def parts(
-    model: nn.Module, layers: Layers, evaluate: Evaluate, b: int, factors: Tensor | None, weights: Sequence[Tensor]
-) -> tuple[Tensor, list[list[Part]], list[Tensor] | None]:
-    """Compute outputs (b, m) and, for each output, the part of each layer.
-
-    Given random `factors` (b, m), also compute the gradient of the sum of the outputs, each times its factor, with
-    respect to the `weights`: in a pass of its own, as nothing that the parts are made of may be trusted.
-    """
+    model: nn.Module,
+    layers: Layers,
+    evaluate: Evaluate,
+    b: int,
+    left_out: Container[str] = (),
+    keep_graph: bool = False,
+) -> tuple[Tensor, list[list[Part] | None]]:
+    """Compute outputs (b, m) and, for each layer, its part for each output; none where these rows use it as the first
+    ones did not, or where its parameters are to be left out."""
     modules = {name: model.get_submodule(name) for name in layers.batch_dims}
-    y, calls = forward(evaluate, modules, b, {name for name, dim in layers.batch_dims.items() if dim == SHARED})
-    if any(call.given not in given for name, given in layers.given.items() for call in calls[name]):
-        raise LayerMismatchError
-    blocks = []
+    shared = {name for name, dim in layers.batch_dims.items() if dim == SHARED}
+    y, calls = forward(evaluate, modules, b, shared, sparse=keep_graph)
+    wanted = [
+        not any(call.given not in layers.given.get(name, (call.given,)) for call in calls[name])
+        and not any(each in left_out for each in names)
+        for name, names in zip(modules, layers.parameters, strict=True)
+    ]
+    found: list[list[Part] | None] = [[] if each else None for each in wanted]
     for i, column in enumerate(y.unbind(dim=1)):
-        deltas, made = deltas_of(column, calls, retain_graph=i < y.shape[1] - 1 or factors is not None), []
-        for name, dim in layers.batch_dims.items():
+        deltas = deltas_of(column, calls, retain_graph=i < y.shape[1] - 1 or keep_graph)
+        for layer, (name, dim) in enumerate(layers.batch_dims.items()):
+            if (made := found[layer]) is None:
+                continue
             try:
                 made.append(compact(cheapest(part_of(modules[name], calls[name], deltas[name], b, dim))))
-            except Exception as error:
-                raise LayerMismatchError from error
-        blocks.append(made)
-    if factors is None or not y.requires_grad:
-        return y.detach(), blocks, None
-    found = torch.autograd.grad((y * factors).sum(), weights, materialize_grads=True)
-    return y.detach(), blocks, [g.to_dense() for g in found]
+            except Exception:
+                found[layer] = None
+    return y, found
 
 
 def owned(layer: nn.Module) -> dict[str, nn.Parameter]:
@@ -143,13 +152,14 @@ def names_of(name: str, layer: nn.Module) -> tuple[str, ...]:
 
 
 def forward(
-    evaluate: Evaluate, layers: Mapping[str, nn.Module], b: int, shared: set[str]
+    evaluate: Evaluate, layers: Mapping[str, nn.Module], b: int, shared: set[str], sparse: bool = False
 ) -> tuple[Tensor, dict[str, list[Call]]]:
-    """Evaluate the network and record every call of these layers."""
+    """Evaluate the network and record every call of these layers; gradients of tables can be sparse."""
     calls: dict[str, list[Call]] = {name: [] for name in layers}
+    recording = True  # a hook that an interrupt leaves behind does nothing
 
     def record(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if not any(y.requires_grad for y in real_tensors(output)):  # called without gradients
+        if not recording or not any(y.requires_grad for y in real_tensors(output)):  # called without gradients
             return None
         if name in shared and ((output.ndim == 3 and len(output) == 1) or output.ndim == 2):
             output = output.expand(b, *output.shape[-2:])  # so that each row has a gradient of its own there
@@ -159,11 +169,17 @@ def forward(
         calls[name].append(Call(tuple(map(_detached, args)), given, tuple(edges)))
         return output if name in shared else None
 
-    with ExitStack() as stack:
-        for name, layer in layers.items():
-            handle = layer.register_forward_hook(partial(record, name), prepend=True, with_kwargs=True)
-            stack.callback(handle.remove)
-        return evaluate(), calls
+    try:
+        with ExitStack() as stack:
+            for name, layer in layers.items():
+                handle = layer.register_forward_hook(partial(record, name), prepend=True, with_kwargs=True)
+                stack.callback(handle.remove)
+                if sparse and isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+                    layer.sparse = True
+                    stack.callback(setattr, layer, "sparse", False)
+            return evaluate(), calls
+    finally:
+        recording = False
 
 
 def last_given(model: nn.Module, outputs: Callable[[Inputs], Any], x: Inputs) -> Tensor:  # (b, k)
@@ -257,15 +273,16 @@ class _MathAttention:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        with self._lock:
-            if self._users == 0:
-                self._stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            self._users += 1
+        entered = False
         try:
+            with self._lock:
+                if self._users == 0:
+                    self._stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                self._users, entered = self._users + 1, True
             yield
         finally:
             with self._lock:
-                self._users -= 1
+                self._users -= entered
                 if self._users == 0:
                     self._stack.close()
 

@@ -1,15 +1,4 @@
-"""Measures of the quality of intervals, on rows that the network was not trained on.
-
-Every metric takes the targets `y`, (n,), (n, 1) or (n, m), and the `Intervals` that `predict` returned for the same
-rows. For one output and level it returns a float, for several an array: (levels,), (m,) or (m, levels).
-
-Example:
-    >>> import numpy as np
-    >>> from deltaband import Intervals, metrics
-    >>> mean = np.zeros(4)
-    >>> metrics.coverage(np.array([0.0, 0.5, -0.5, 2.0]), Intervals(mean, mean - 1, mean + 1, level=0.9))
-    0.75
-"""
+"""Coverage, widths and scores of intervals, and how targets are compared with them."""
 
 from typing import Any
 
@@ -17,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data.batches import read_targets
-from .data.inputs import check_finite
-from .results import Intervals, level_names, to_numpy
+from ..data.batches import read_targets
+from ..data.inputs import check_finite
+from ..results import Intervals, level_names, to_numpy
 
 
 def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -32,8 +21,8 @@ def coverage(y: Any, intervals: Intervals) -> float | np.ndarray:
     Returns:
         The share, from 0 to 1.
     """
-    y, _, lower, upper = _read(y, intervals)
-    return _result(((lower <= y) & (y <= upper)).mean(axis=0), intervals)
+    y, _, lower, upper = read(y, intervals)
+    return result(((lower <= y) & (y <= upper)).mean(axis=0), intervals)
 
 
 def mean_width(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -48,10 +37,10 @@ def mean_width(y: Any, intervals: Intervals) -> float | np.ndarray:
     Raises:
         ValueError: If all targets are equal.
     """
-    y, _, lower, upper = _read(y, intervals)
+    y, _, lower, upper = read(y, intervals)
     if (np.ptp(y, axis=0) == 0.0).any():
         raise ValueError("all targets are equal: widths cannot be measured in units of their standard deviation")
-    return _result((upper - lower).mean(axis=0) / y.std(axis=0), intervals)
+    return result((upper - lower).mean(axis=0) / y.std(axis=0), intervals)
 
 
 def width_error_correlation(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -63,13 +52,13 @@ def width_error_correlation(y: Any, intervals: Intervals) -> float | np.ndarray:
     Returns:
         The correlation, from −1 to 1; NaN where either is constant or a width is infinite.
     """
-    y, mean, lower, upper = _read(y, intervals)
+    y, mean, lower, upper = read(y, intervals)
     errors, width, eps = np.abs(y - mean), upper - lower, _eps(intervals.lower)
     with np.errstate(all="ignore"):  # of widths that are constant or infinite
         constant = _is_constant(errors, y, mean, eps) | _is_constant(width, lower, upper, eps)
         w, e = width - width.mean(axis=0), errors - errors.mean(axis=0)
         r = (w * e).sum(axis=0) / np.sqrt(np.square(w).sum(axis=0) * np.square(e).sum(axis=0))
-    return _result(np.where(constant, np.nan, r), intervals)
+    return result(np.where(constant, np.nan, r), intervals)
 
 
 def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
@@ -83,8 +72,8 @@ def interval_score(y: Any, intervals: Intervals) -> float | np.ndarray:
     Returns:
         The score, in the units of `y`.
     """
-    y, _, lower, upper = _read(y, intervals)
-    return _result(interval_scores(y, lower, upper, _levels(intervals, lower)).mean(axis=0), intervals)
+    y, _, lower, upper = read(y, intervals)
+    return result(interval_scores(y, lower, upper, levels_of(intervals, lower)).mean(axis=0), intervals)
 
 
 def interval_scores(y: np.ndarray, lower: np.ndarray, upper: np.ndarray, level: Any) -> np.ndarray:
@@ -107,17 +96,17 @@ def calibration_error(y: Any, intervals: Intervals) -> float:
     Returns:
         One float, however many levels and outputs there are.
     """
-    *_, upper = _read(y, intervals)
-    return float(np.abs(coverage(y, intervals) - _levels(intervals, upper)).mean())
+    *_, upper = read(y, intervals)
+    return float(np.abs(coverage(y, intervals) - levels_of(intervals, upper)).mean())
 
 
-def _result(values: np.ndarray, intervals: Intervals) -> float | np.ndarray:  # (m, levels)
+def result(values: np.ndarray, intervals: Intervals) -> float | np.ndarray:  # (m, levels)
     """Return the values in the shape of the bounds without the axis of the rows, or as a float."""
     shape = np.shape(intervals.lower)[1:]
     return values.reshape(shape) if shape else float(values.item())
 
 
-def _read(y: Any, intervals: Intervals) -> tuple[np.ndarray, ...]:
+def read(y: Any, intervals: Intervals) -> tuple[np.ndarray, ...]:
     """Return targets (n, m, 1), mean (n, m, 1), lower and upper (n, m, levels), or raise if they do not match."""
     if not isinstance(intervals, Intervals):
         raise TypeError(f"expected Intervals, as predict returns them, got {type(intervals).__name__}")
@@ -141,7 +130,7 @@ def _read(y: Any, intervals: Intervals) -> tuple[np.ndarray, ...]:
     return tuple(part.reshape(n, m, -1) for part in (y.numpy(), mean, lower, upper))
 
 
-def _levels(intervals: Intervals, bounds: np.ndarray) -> np.ndarray:  # (levels,), one per column of the bounds
+def levels_of(intervals: Intervals, bounds: np.ndarray) -> np.ndarray:  # (levels,), one per column of the bounds
     if intervals.level is None:
         raise ValueError("the level of the intervals is not known: give Intervals(mean, lower, upper, level=0.95)")
     level_names(intervals, bounds.shape[2])  # raises if there are not so many
