@@ -42,7 +42,7 @@ LAZY: dict[tuple[str, str], str] = {
     ("cli.predict", ".report"): "only `deltaband report` needs it; the other commands start faster without",
     ("data.batches", "tqdm"): PROGRESS,
     ("engines.directions", "scipy"): SLOW,
-    ("engines.exact", "resource"): "not every system has it",
+    ("machine", "resource"): "not every system has it",
     ("engines.exact", "scipy"): SLOW,
     ("engines.spectral", "scipy"): SLOW,
     ("fitting.accuracy", "scipy"): SLOW,
@@ -57,8 +57,8 @@ LAZY: dict[tuple[str, str], str] = {
     ("report", "jinja2"): "only pages need it, and a message says how to install it",
     ("results", "pandas"): OPTIONAL,
     ("storage.container", "safetensors"): ONE_FEATURE,
-    ("threads", "scipy"): SLOW,
-    ("threads", "threadpoolctl"): "only a busy machine needs it",
+    ("machine", "scipy"): SLOW,
+    ("machine", "threadpoolctl"): "only a busy machine needs it",
 }
 
 

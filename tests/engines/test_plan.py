@@ -18,6 +18,7 @@ from deltaband import (
     PredictionIntervals,
     RandomProjection,
     RobustFrequentDirections,
+    machine,
 )
 from deltaband.data.batches import read
 from deltaband.engines import Problem, exact, plan_fit
@@ -147,45 +148,6 @@ def test_half_of_what_is_free_is_for_us_to_choose_and_all_of_it_for_the_user(mon
     assert isinstance(plan_fit(LONG, Exact()).chosen.engine, Exact)
 
 
-V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
-NEWER = {"limit": "memory.max", "used": "memory.current", "cache": "inactive_file"}
-OLDER = {"limit": "memory.limit_in_bytes", "used": "memory.usage_in_bytes", "cache": "total_inactive_file"}
-
-
-def machine(root, own, *groups):
-    """A system with 1 GB available, the groups of a process, and (folder, names, limit, used, cache) of each."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text("MemTotal: 4000000 kB\nMemAvailable: 1000000 kB\n")
-    (root / "proc/self/cgroup").write_text(own)
-    for folder, names, limit, used, cache in groups:
-        (root / folder).mkdir(parents=True, exist_ok=True)
-        (root / folder / names["limit"]).write_text(f"{limit}\n")
-        (root / folder / names["used"]).write_text(f"{used}\n")
-        (root / folder / "memory.stat").write_text(f"anon 5\n{names['cache']} {cache}\n")
-    return root
-
-
-@pytest.mark.parametrize(
-    ("own", "groups", "free"),
-    [
-        ("0::/\n", [], 1.024e9),
-        ("0::/\n", [(V2, NEWER, 1000, 700, 200)], 500),
-        ("0::/\n", [(V2, NEWER, "max", 700, 200)], 1.024e9),
-        ("0::/\n", [(V2, NEWER, 1000, 1300, 0)], 0),
-        ("0::/a/b\n", [(f"{V2}/a/b", NEWER, 3000, 700, 0), (f"{V2}/a", NEWER, 2000, 1900, 0)], 100),
-        ("0::/a/b\n", [(f"{V2}/a/b", NEWER, 3000, 700, 0), (f"{V2}/a", NEWER, "max", 1900, 0)], 2300),
-        ("0::/docker/x\n", [(V2, NEWER, 1000, 700, 0)], 300),  # whose group is the root that it sees
-        ("5:cpu,memory:/a\n1:name=systemd:/\n", [(f"{V1}/a", OLDER, 1000, 600, 50)], 450),
-        ("5:memory:/docker/x\n0::/\n", [(V1, OLDER, 1000, 600, 50)], 450),
-        ("5:memory:/\n0::/\n", [(V1, OLDER, 9223372036854771712, 600, 50)], 1.024e9),
-        ("5:memory:/\n0::/a\n", [(f"{V2}/unified/a", NEWER, 1000, 600, 0)], 400),
-        ("5:cpu:/a\n", [(f"{V1}/a", OLDER, 1000, 600, 50)], 1.024e9),  # a group that it is not in
-    ],
-)
-def test_the_limits_of_containers_count(tmp_path, own, groups, free):
-    assert exact.free_memory(machine(tmp_path, own, *groups)) == free
-
-
 def test_a_limit_of_a_process_counts_in_its_plan():
     resource = pytest.importorskip("resource")
     if not Path("/proc/self/status").exists():
@@ -193,17 +155,13 @@ def test_a_limit_of_a_process_counts_in_its_plan():
     X, y = regression(60)
     band = PredictionIntervals(mlp(), damping=1.0, engine=Exact())
     before, (soft, hard) = band.plan(X, y).memory, resource.getrlimit(resource.RLIMIT_AS)
-    taken = 1024 * exact._entry(Path("/proc/self/status"), "VmSize:")
+    taken = 1024 * machine._entry(Path("/proc/self/status"), "VmSize:")
     try:
         resource.setrlimit(resource.RLIMIT_AS, (int(taken) + 2**28, hard))
         within = band.plan(X, y).memory
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert 0 < within <= 2**28 < before
-
-
-def test_free_memory_is_that_of_this_machine():
-    assert 0 < exact.free_memory() < 1e15
 
 
 def test_a_plan_counts_what_certifying_a_batch_takes():

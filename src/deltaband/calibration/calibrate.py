@@ -26,11 +26,11 @@ from ..fitting.fit import (
 )
 from ..fitting.spec import CROSSED, FitSpec
 from ..fitting.tasks import Regression
+from ..machine import on_free_cores
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
 from ..results import Side
 from ..storage.encoding import storable
-from ..threads import on_free_cores
 from ..transforms import TargetTransform
 from .conformal import AllOutputs, ConformalScale, EachOutput, QuantileScale
 from .groups import ByGroup

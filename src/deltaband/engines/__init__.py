@@ -2,7 +2,7 @@
 
 from .base import Accumulator, Cost, Covariance, Engine, Known, register
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
-from .exact import Exact, Problem, free_memory
+from .exact import Exact, Problem
 from .fields import concatenated, private, reduced, shared
 from .nystrom import Nystrom
 from .plan import Option, Plan, largest, parse_engine, plan_fit, registered_engines
@@ -11,7 +11,7 @@ from .spectral import SpectralCovariance, Spectrum
 
 __all__ = ["Exact", "FrequentDirections", "ImportantDirections", "Nystrom", "RandomProjection"]
 __all__ += ["RobustFrequentDirections", "importance", "magnitude"]
-__all__ += ["Option", "Plan", "Problem", "SpectralCovariance", "Spectrum", "free_memory", "largest", "plan_fit"]
+__all__ += ["Option", "Plan", "Problem", "SpectralCovariance", "Spectrum", "largest", "plan_fit"]
 __all__ += ["parse_engine"]
 __all__ += ["Accumulator", "Cost", "Covariance", "Engine", "Known", "registered_engines"]  # for engines of others
 __all__ += ["concatenated", "private", "reduced", "register", "shared"]

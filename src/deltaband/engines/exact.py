@@ -1,14 +1,11 @@
 """The exact delta method: one Cholesky factor, of p × p or of n × n numbers, whichever is smaller.
 
-Below it is what the cost of all engines depends on: sizes, and free memory.
+Below it are the sizes that the cost of all engines depends on.
 """
 
 from __future__ import annotations
 
-import math
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SingularMatrixError, warn
+from ..machine import free_memory
 from ..network.gradient_batch import GradientBatch, add_gram, check_in_place, coordinates, kernel
 from ..storage.encoding import storable
 from .base import Accumulator, Cost, Covariance, Engine, Known, not_regular, register
@@ -24,12 +22,6 @@ from .spectral import EigenbasisCovariance, SpectralCovariance
 
 BLOCK_COLUMNS = 256  # of a matrix that is copied piece by piece
 FACTOR_BYTES, EIGENVECTOR_BYTES = 8.0, 24.0  # of an entry: LAPACK factorises in place, its eigenvectors take three
-# control groups of the second version and of the first: controller, folder, and what holds limit, use and file cache
-CONTROL_GROUPS = (
-    ("", "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")),
-    ("", "sys/fs/cgroup/unified", ("memory.max", "memory.current", "inactive_file")),
-    ("memory", "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
-)
 LARGEST_ROUNDING = 1e-2  # the part of 1 + q, the squared width of an interval, that may be rounding
 
 
@@ -261,57 +253,3 @@ class Problem:
         """What recomputing rows takes: a copy of the weights, and the factors of some rows that meet some others."""
         weights = self.n_parameters * self.itemsize
         return weights + max(min(256 * 2**20, 128 * self.factor_bytes), 4 * self.factor_bytes)
-
-
-def free_memory(root: Path = Path("/")) -> float:
-    """Return the bytes that are available without swapping, and within the limits of containers and of the process."""
-    try:
-        free = 1024 * _entry(root / "proc/meminfo", "MemAvailable:")
-    except (OSError, StopIteration, ValueError):
-        try:
-            free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
-        except (OSError, ValueError, AttributeError):
-            free = 4 * 2**30  # where the system does not say
-    return max(min(free, _left_in_containers(root), _left_to_process(root)), 0.0)
-
-
-def _left_in_containers(root: Path) -> float:
-    """Return what the limits of control groups leave, from the process's own up to the outermost that it can see."""
-    try:
-        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
-    except OSError:  # another system
-        return math.inf
-    left = [math.inf]
-    for _, controllers, name in groups:
-        own = Path(name.lstrip("/"))  # which in a container may not exist, where the outermost is its own
-        for controller, folder, files in CONTROL_GROUPS:
-            if controller in controllers.split(","):
-                left += [_left_in_group(root / folder / each, *files) for each in (own, *own.parents)]
-    return min(left)
-
-
-def _left_in_group(folder: Path, limit: str, used: str, cached: str) -> float:
-    """Return what the limit of one control group leaves; its file cache can be dropped."""
-    try:
-        most, taken = (float((folder / name).read_text()) for name in (limit, used))
-        return most - taken + _entry(folder / "memory.stat", cached, 0.0)
-    except (OSError, ValueError):  # no such group, or no limit ("max")
-        return math.inf
-
-
-def _left_to_process(root: Path) -> float:
-    """Return what the process's own limits leave, as `ulimit -v` sets them."""
-    try:
-        import resource
-
-        limits = ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:"))
-        set_ = [(most, name) for which, name in limits if (most := resource.getrlimit(which)[0]) >= 0]
-        return min((most - 1024 * _entry(root / "proc/self/status", name) for most, name in set_), default=math.inf)
-    except (ImportError, OSError, StopIteration, ValueError):  # another system
-        return math.inf
-
-
-def _entry(path: Path, name: str, *default: float) -> float:
-    """Return the number after a name at the beginning of a line."""
-    lines = map(str.split, path.read_text().splitlines())
-    return next((float(words[1]) for words in lines if words[:1] == [name]), *default)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..machine import free_memory
 from ..storage.encoding import storable
 from .base import ENGINES, Engine
-from .exact import Exact, Problem, free_memory
+from .exact import Exact, Problem
 from .nystrom import Nystrom
 from .projection import RandomProjection
 

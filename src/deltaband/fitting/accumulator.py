@@ -17,6 +17,7 @@ from ..data.row_record import RowRecord, RowSample, Sample, pair_hashes
 from ..engines import Accumulator, Covariance, Engine, Option, Problem
 from ..engines.fields import Total
 from ..errors import ArtefactError, EmptyDataError, NoGradientError
+from ..machine import on_free_cores
 from ..network.gradient_batch import (
     CHUNK_ROWS_AT_LEAST,
     MERGED_BYTES,
@@ -28,7 +29,6 @@ from ..network.gradient_batch import (
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
 from ..network.network import MAX_FEATURES, Network, plain_autograd
 from ..storage.encoding import storable
-from ..threads import on_free_cores
 from . import accuracy
 from .fit import Fit, Outputs, RowBuffer, checked_gradients, with_leverages
 from .spec import FitSpec

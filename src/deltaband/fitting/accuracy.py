@@ -18,10 +18,10 @@ from ..data.inputs import Inputs
 from ..data.row_record import Sample
 from ..engines import Engine, Exact, Known, Problem, largest
 from ..errors import DeltabandWarning
+from ..machine import on_free_cores
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.network import Network, plain_autograd
 from ..results import ErrorReport
-from ..threads import on_free_cores
 from ..validation import check_int
 from .fit import Fit, RowBuffer, evaluate_sample
 from .spec import FitSpec

@@ -14,8 +14,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.row_record import RowSample
-from ..engines import free_memory
 from ..errors import DistributedFitError, EmptyDataError
+from ..machine import free_memory
 from ..network.network import Network, network_hook, network_maker
 from ..storage import container
 from ..storage.encoding import Decoder, Encoder

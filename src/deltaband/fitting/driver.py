@@ -13,12 +13,12 @@ import numpy as np
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
-from ..engines import Engine, Known, Plan, Problem, free_memory, plan_fit
+from ..engines import Engine, Known, Plan, Problem, plan_fit
 from ..errors import EmptyDataError, warn
 from ..interrupts import uninterrupted
+from ..machine import free_memory, on_free_cores
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.network import Network, Probe, plain_autograd
-from ..threads import on_free_cores
 from . import accuracy, robust
 from .accumulator import FitAccumulator, Start
 from .checkpoint import Checkpoint

@@ -15,12 +15,12 @@ from ..data.inputs import Inputs, Ranges, check_finite
 from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
 from ..engines.sandwich import Sandwich
+from ..machine import on_free_cores
 from ..network.gradient_batch import GradientBatch
 from ..network.layers.hooks import Layers
 from ..network.network import Network, plain_autograd
 from ..results import ErrorReport, Side
 from ..storage.encoding import storable
-from ..threads import on_free_cores
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
 N_ROWS_TO_JUDGE = 8  # from so many rows on it is judged whether the network fits to them

@@ -8,8 +8,8 @@ import torch
 
 from ..data.batches import Batches
 from ..data.inputs import Inputs
-from ..engines import free_memory
 from ..engines.sandwich import LARGEST_LEVERAGE, Sandwich
+from ..machine import free_memory
 from ..network.gradient_batch import GradientBatch, add_gram
 from ..network.network import Network
 from .fit import Fit, evaluate_rows

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ..damping import Damping
 from ..data.batches import Batches, read, read_inputs
 from ..data.inputs import MANY_ROWS, Inputs
-from ..engines import Engine, free_memory
+from ..engines import Engine
 from ..errors import EmptyDataError, said_once, warn
+from ..machine import free_memory
 from ..network.checks import last_layer
 from ..network.model_copy import ModelCopyCache, ParameterChoice, layer_of, select_parameters, unwrap
 from ..network.network import Head, Network, plain_autograd
