@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
+from ..online.monitor import LEAST_FALSE_ALARMS
 from ..storage.container import atomic
 from . import options
 from .models import load_band
@@ -46,8 +47,8 @@ def monitor(
       deltaband monitor price.band --model network:make --data new.csv --false-alarms 0.001 --out alarms.json
     """
     options.check_levels([level])
-    if not 0 < false_alarms < 1:
-        raise Usage(f"--false-alarms must be between 0 and 1, got {false_alarms:g}")
+    if not LEAST_FALSE_ALARMS <= false_alarms < 1:
+        raise Usage(f"--false-alarms must be a probability from {LEAST_FALSE_ALARMS:g} to below 1, got {false_alarms:g}")
     if out is not None:
         check_output(out, force, [".json"], (band, data))
     source = open_table(data)
