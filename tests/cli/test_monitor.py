@@ -78,7 +78,11 @@ def test_a_report_has_a_section_about_it_if_asked_to(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--data", "changed.csv", "--false-alarms", "2"], 2, "--false-alarms must be a probability from 1e-300 to below 1, got 2"),
+        (
+            ["--data", "changed.csv", "--false-alarms", "2"],
+            2,
+            "--false-alarms must be a probability from 1e-300 to below 1, got 2",
+        ),
         (["--data", "changed.csv", "--out", "x.txt"], 2, "the name must end in .json"),
         (["--data", "note.csv"], 1, "has no column 'a'"),
         (["--data", "changed.csv", "--window", "0"], 2, "window"),

@@ -48,7 +48,9 @@ def monitor(
     """
     options.check_levels([level])
     if not LEAST_FALSE_ALARMS <= false_alarms < 1:
-        raise Usage(f"--false-alarms must be a probability from {LEAST_FALSE_ALARMS:g} to below 1, got {false_alarms:g}")
+        raise Usage(
+            f"--false-alarms must be a probability from {LEAST_FALSE_ALARMS:g} to below 1, got {false_alarms:g}"
+        )
     if out is not None:
         check_output(out, force, [".json"], (band, data))
     source = open_table(data)
