@@ -16,7 +16,7 @@ from .data.row_record import pair_hashes
 from .display import element
 from .engines import Covariance, Engine, Plan, Spectrum
 from .errors import NotFittedError, warn
-from .fitting import accuracy, driver
+from .fitting import accuracy, driver, parts
 from .fitting.accumulator import FitAccumulator
 from .fitting.checkpoint import CHECKPOINT_SECONDS
 from .fitting.distributed import ProcessGroup
@@ -97,7 +97,7 @@ class Estimator(Stored):
         """
         self.spec.forget()
         read = partial(self.spec.read, data, y, n_rows, sample_weight=sample_weight, clusters=clusters)
-        group = ProcessGroup(distributed)
+        group = ProcessGroup() if distributed else driver.OneProcess()
         spec, fits, kept = driver.fit(self.spec, read, progress, checkpoint, checkpoint_every, group)
         self.spec.task.check_fits(fits)
         if messages := self.spec.task.warnings(fits):
@@ -124,9 +124,9 @@ class Estimator(Stored):
         """
         self.spec.forget()
         with PARTIAL_FIT_LOCK:
-            so_far = self._partial or (driver.from_fits(self.spec, self._fits) if self._fits else ())
+            so_far = self._partial or (parts.from_fits(self.spec, self._fits) if self._fits else ())
             batches = self.spec.read(data, y, sample_weight=sample_weight)
-            new = driver.partial_fit(self.spec, so_far, batches, n_rows, progress)
+            new = parts.partial_fit(self.spec, so_far, batches, n_rows, progress)
             self._take_in(so_far, new)
             self.spec = new[0].spec
         return self
@@ -147,8 +147,8 @@ class Estimator(Stored):
             raise TypeError(f"merge takes another {type(self).__name__}, got {type(other).__name__}")
         self.spec.forget()
         other.spec.forget()
-        driver.check_mergeable((self.spec, self.fits_), (other.spec, other.fits_))
-        mine, theirs = driver.from_fits(self.spec, self.fits_), driver.from_fits(other.spec, other.fits_)
+        parts.check_mergeable((self.spec, self.fits_), (other.spec, other.fits_))
+        mine, theirs = parts.from_fits(self.spec, self.fits_), parts.from_fits(other.spec, other.fits_)
         if mine[0].record.shares_rows(theirs[0].record.hashes()):
             warn("most of these rows have been fitted to already, and count twice now: merge bands of other rows")
         with PARTIAL_FIT_LOCK:
@@ -194,7 +194,7 @@ class Estimator(Stored):
                 if self.spec.network().fingerprint != self._partial[0].start.weights:
                     raise ValueError("the model's weights have changed before the fit was completed: restore them")
                 try:
-                    fits = driver.completed(self._partial)
+                    fits = parts.completed(self._partial)
                     self.spec.task.check_fits(fits)
                 except Exception:  # the rows are gone: better no band than one without them
                     self._fits, self._partial = (), ()

@@ -1,4 +1,4 @@
-"""`ProcessGroup`: the processes that share a fit, with values, rows, sums and errors in common, or a single one."""
+"""`ProcessGroup`: several processes that share a fit, with values, rows, sums and errors in common."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -21,20 +21,17 @@ from ..storage import container
 from ..storage.encoding import Decoder, Encoder
 from .accumulator import FitAccumulator
 from .checkpoint import samplers
+from .driver import OneProcess
 from .fit import Fit, Outputs
 from .spec import FitSpec, first_difference
 
 MakeNetwork = Callable[[tuple[int, ...], Any], Network]
 
 
-class ProcessGroup:
-    """This process alone, or the default group of `torch.distributed`: what one calls, all must call in turn."""
+class ProcessGroup(OneProcess):
+    """The default group of `torch.distributed`: what one process calls, all must call in turn."""
 
-    def __init__(self, distributed: bool = False) -> None:
-        self._alone = not distributed
-        self.rank, self.size, self.name = 0, 1, ""
-        if not distributed:
-            return
+    def __init__(self) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
                 "distributed=True is for processes that torch.distributed has brought together: start them with "
@@ -51,13 +48,10 @@ class ProcessGroup:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run a block in each process; an exception in one of them ends it in all."""
         failed: Exception | None = None
         try:
             yield
         except Exception as error:
-            if self._alone:
-                raise
             failed = error
         messages = self.gather("" if failed is None else f"{type(failed).__name__}: {failed}")
         if failed is not None:
@@ -67,16 +61,12 @@ class ProcessGroup:
                 raise DistributedFitError(f"process {rank} of {self.size} has failed, and the fit with it: {message}")
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank."""
-        if self._alone:
-            return [value]
         every: list[Any] = [None] * self.size
         with self._connected():
             dist.all_gather_object(every, value)
         return every
 
     def share(self, value: Any, lead: int, network: MakeNetwork | None = None) -> Any:
-        """Return the lead's value in all processes."""
         if self.size == 1:
             return value
         packed = [_pack(value) if self.rank == lead else None]
@@ -114,8 +104,7 @@ class ProcessGroup:
     # --- before the first row
 
     def own_rows(self, batches: Batches) -> Batches:
-        """Leave out the rows that a DistributedSampler repeats so that all processes have equally many: the last."""
-        sampler = None if self._alone else _distributed_sampler(batches)
+        sampler = _distributed_sampler(batches)
         if sampler is None:
             return batches
         if (sampler.rank, sampler.num_replicas) != (self.rank, self.size):
@@ -133,18 +122,12 @@ class ProcessGroup:
         return replace(batches, max_rows=own, n_rows=None if batches.n_rows is None else min(own, batches.n_rows))
 
     def own_path(self, path: str | Path) -> Path:
-        """Return the path with the number of this process before its suffix."""
         path = Path(path)
-        if self._alone:
-            return path
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a folder, not a file")
         return path.with_name(f"{path.stem}.{self.rank}{path.suffix}")
 
     def check_same_spec(self, spec: FitSpec, batches: Batches) -> None:
-        """Raise unless all processes were given the same options, weights and sampler."""
-        if self._alone:
-            return
         sampler, names = _distributed_sampler(batches), ("seed", "epoch", "shuffle", "drop_last")
         drawn = {} if sampler is None else {name: getattr(sampler, name) for name in names}
         every = self.gather([spec.configuration(), spec.network().fingerprint, drawn])
@@ -155,7 +138,6 @@ class ProcessGroup:
                     raise ValueError(f"processes 0 and {rank} have different {what}{name}: all must be given the same")
 
     def agree(self, groups: list[Outputs], n_rows: int | None) -> tuple[int, list[Outputs], int | None]:
-        """Return the first process that has rows, the groups it has found, and how many rows there are in all."""
         every = self.gather((groups, n_rows))
         lead = next((rank for rank, (found, _) in enumerate(every) if found), None)
         if lead is None:
@@ -167,9 +149,6 @@ class ProcessGroup:
         return lead, every[lead][0], None if None in lengths else sum(lengths)
 
     def check_same_outputs(self, spec: FitSpec, batches: Batches, lead: int) -> Batches:
-        """Raise unless all networks return the same for rows of the lead; return the batches as if not read yet."""
-        if self._alone:
-            return batches
         asked = None
         with self.step():
             if self.rank == lead:
@@ -185,17 +164,14 @@ class ProcessGroup:
         return batches
 
     def memory_per_fit(self, spec: FitSpec, n_fits: int) -> float | None:
-        """Return what each process may hold; several of them may share the memory of one machine."""
-        if self._alone:
-            return spec.memory_per_fit(n_fits)
         if spec.memory is not None:
             return float(spec.memory) / n_fits
+        # several processes may share the memory of one machine
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         free = min(self.gather(free_memory() / here))
         return free * (0.5 if spec.engine is None else 1.0) / n_fits
 
     def collect_sample(self, sample: RowSample, lead: int) -> None:
-        """Merge the rows that all processes have drawn into the sample of the lead."""
         for rank in range(self.size):
             if rank != lead and self.rank == lead:
                 sample.merge(RowSample.from_state(self._receive(rank)))
@@ -205,12 +181,7 @@ class ProcessGroup:
     # --- after the last row
 
     def merge_rows(self, rows: FitAccumulator) -> list[int]:
-        """Merge the rows of all processes in each of them, and return the ranks whose rows were there already.
-
-        Sums are added up; all else is merged in pairs and then shared.
-        """
-        if self._alone:
-            return []
+        """Add up sums; merge all else in pairs and then share it."""
         n = sum(self.gather(rows.n_rows))
         rows.check_size(n)
         summed = rows.all_reduce(self.total, n)
@@ -230,9 +201,6 @@ class ProcessGroup:
         return sorted(rank for ranks in self.gather(repeated) for rank in ranks)
 
     def agree_on_fit(self, fit: Fit, network: Network) -> Fit:
-        """Return the same fit in all processes to the last digit, which other processors may round differently."""
-        if self._alone:
-            return fit
         encode = Encoder(network_hook(()))
         tree = container.as_json(encode(fit))
         if len(set(self.gather(container.digest(encode.tensors, {"fit": tree})))) == 1:

@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +16,66 @@ from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
 from ..engines import Engine, Known, Plan, Problem, plan_fit
 from ..errors import EmptyDataError, warn
-from ..interrupts import uninterrupted
-from ..machine import free_memory, on_free_cores
+from ..machine import on_free_cores
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.network import Network, Probe, plain_autograd
 from . import accuracy, robust
 from .accumulator import FitAccumulator, Start
 from .checkpoint import Checkpoint
-from .distributed import ProcessGroup
 from .fit import Fit, Outputs, checked_gradients
-from .spec import FitSpec, first_difference
+from .spec import FitSpec
+
+
+class OneProcess:
+    """The processes that fit together, where there is this one alone; a `ProcessGroup` is several of them."""
+
+    rank, size, name = 0, 1, ""
+
+    def step(self) -> AbstractContextManager[None]:
+        """Run a block in each process; an exception in one of them ends it in all."""
+        return nullcontext()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by rank."""
+        return [value]
+
+    def share(self, value: Any, lead: int) -> Any:
+        """Return the lead's value in all processes."""
+        return value
+
+    def own_rows(self, batches: Batches) -> Batches:
+        """Leave out the rows that a DistributedSampler repeats so that all processes have equally many: the last."""
+        return batches
+
+    def own_path(self, path: str | Path) -> Path:
+        """Return the path with the number of this process before its suffix."""
+        return Path(path)
+
+    def check_same_spec(self, spec: FitSpec, batches: Batches) -> None:
+        """Raise unless all processes were given the same options, weights and sampler."""
+
+    def agree(self, groups: list[Outputs], n_rows: int | None) -> tuple[int, list[Outputs], int | None]:
+        """Return the first process that has rows, the groups it has found, and how many rows there are in all."""
+        return 0, groups, n_rows
+
+    def check_same_outputs(self, spec: FitSpec, batches: Batches, lead: int) -> Batches:
+        """Raise unless all networks return the same for rows of the lead; return the batches as if not read yet."""
+        return batches
+
+    def memory_per_fit(self, spec: FitSpec, n_fits: int) -> float | None:
+        """Return the bytes that each of several fits may take in each process; None: what the plan allows one."""
+        return spec.memory_per_fit(n_fits)
+
+    def collect_sample(self, sample: RowSample, lead: int) -> None:
+        """Merge the rows that all processes have drawn into the sample of the lead."""
+
+    def merge_rows(self, rows: FitAccumulator) -> list[int]:
+        """Merge the rows of all processes in each of them, and return the ranks whose rows were there already."""
+        return []
+
+    def agree_on_fit(self, fit: Fit, network: Network) -> Fit:
+        """Return the same fit in all processes to the last digit, which other processors may round differently."""
+        return fit
 
 
 @on_free_cores()
@@ -34,7 +85,7 @@ def fit(
     progress: bool,
     checkpoint: str | Path | None,
     checkpoint_every: float,
-    group: ProcessGroup,
+    group: OneProcess,
 ) -> tuple[FitSpec, tuple[Fit, ...], Checkpoint | None]:
     """Fit to all rows of all processes, once for each group of outputs.
 
@@ -77,7 +128,7 @@ def fit(
         if found is not None and kept is not None:
             rows, found, skipped = FitAccumulator.from_state(spec, found.rows), None, kept.check_row
         else:
-            rows, batches = _started(spec, outputs, batches, lead, n_rows, memory, progress, group)
+            rows, batches = started(spec, outputs, batches, lead, n_rows, memory, progress, group)
             with group.step():
                 if kept is not None and group.size > 1:
                     kept.run = f"{run}, {len(fits)}"
@@ -99,72 +150,6 @@ def fit(
                     finished = robust.with_sandwich(spec, finished, rows.network, batches, shown)
         fits.append(group.agree_on_fit(finished, rows.network))
     return spec, tuple(fits), kept
-
-
-@on_free_cores()
-def partial_fit(
-    spec: FitSpec, so_far: Sequence[FitAccumulator], batches: Batches, n_rows: int | None, progress: bool
-) -> tuple[FitAccumulator, ...]:
-    """Return accumulators of these rows alone, which can be merged into those so far."""
-    robust.refuse_parts(spec, "partial_fit")
-    spec, groups, batches = look(spec, batches)
-    if not so_far:
-        check_engine(spec, batches, n_rows)
-    memory, new = spec.memory_per_fit(len(groups)), []
-    for i, outputs in enumerate(groups):
-        if so_far:
-            rows = so_far[i].new_like()
-        else:
-            rows, batches = _started(spec, outputs, batches, 0, n_rows, memory, progress, ProcessGroup())
-        rows.take(batches, progress)
-        new.append(rows)
-    return tuple(new)
-
-
-def completed(parts: Sequence[FitAccumulator]) -> tuple[Fit, ...]:
-    """Return the fits to the rows of accumulators; interrupted, these still have them, and may be asked again."""
-    for rows in parts:
-        rows.prepare()
-        with uninterrupted():
-            rows.complete()
-    return tuple(rows.finish() for rows in parts)
-
-
-def from_fits(spec: FitSpec, fits: Sequence[Fit]) -> tuple[FitAccumulator, ...]:
-    """Return the accumulators that end in these fits, to take in more rows."""
-    memory = spec.memory_per_fit(len(fits)) or free_memory()
-    for fit in fits:
-        spec.check_weights(spec.network(), fit)
-    return tuple(FitAccumulator.of_fit(spec, fit, memory) for fit in fits)
-
-
-def check_mergeable(one: tuple[FitSpec, Sequence[Fit]], two: tuple[FitSpec, Sequence[Fit]]) -> None:
-    """Raise unless the rows of two estimators' fits can be added up."""
-    (spec, fits), (other_spec, other_fits) = one, two
-    robust.refuse_parts(spec, "merge")
-    mine, theirs = spec.configuration(), other_spec.configuration()
-    if name := first_difference(mine, theirs):
-        raise ValueError(f"bands of different {name} cannot be merged: {mine.get(name)} and {theirs.get(name)}")
-    first, other = fits[0], other_fits[0]
-    x = next((piece[:8] for fit in (first, other) for piece in fit.sample.pieces), None)
-    same_weights = first.fingerprint == other.fingerprint
-    if same_weights and x is not None and not spec.still_returns(x, other_spec.model_outputs(x)):
-        raise ValueError("the networks of these bands have the same weights, but do not return the same: not merged")
-    order = tuple(spec.network().parameters)
-    for fit, other in zip(fits, other_fits, strict=True):
-        if _settings_but_size(fit.engine) != _settings_but_size(other.engine):
-            raise ValueError(f"bands of different engines cannot be merged: {fit.engine!r}, {other.engine!r}")
-        if len({order if each.by_rows else each.layers.order for each in (fit, other)}) > 1:
-            raise ValueError(
-                "the bands have the parameters in different orders, as one has more rows than the network has "
-                "parameters and the other fewer: fit both with partial_fit, and n_rows= the number of all rows"
-            )
-
-
-def _settings_but_size(engine: Engine) -> Any:
-    """Return an engine's settings without its size, which the number of rows limits."""
-    small = engine.resized(1)
-    return type(engine), {name: value for name, value in vars(small).items() if name != "memory"}
 
 
 def plan(spec: FitSpec, batches: Batches) -> Plan:
@@ -218,7 +203,7 @@ def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
         )
 
 
-def _look_if_any(spec: FitSpec, batches: Batches, group: ProcessGroup) -> tuple[FitSpec, list[Outputs], Batches]:
+def _look_if_any(spec: FitSpec, batches: Batches, group: OneProcess) -> tuple[FitSpec, list[Outputs], Batches]:
     """Look at the first rows; one of several processes may have none."""
     try:
         return look(spec, batches)
@@ -228,7 +213,7 @@ def _look_if_any(spec: FitSpec, batches: Batches, group: ProcessGroup) -> tuple[
         return spec, [], replace(batches, source=[], n_rows=0)
 
 
-def _started(
+def started(
     spec: FitSpec,
     outputs: Outputs,
     batches: Batches,
@@ -236,7 +221,7 @@ def _started(
     n_rows: int | None,
     memory: float | None,
     progress: bool,
-    group: ProcessGroup,
+    group: OneProcess,
 ) -> tuple[FitAccumulator, Batches]:
     """Return an accumulator without rows, and the data as if nothing had been read: one process plans for all."""
     start = None
@@ -329,8 +314,8 @@ def _first_state(
     damping = spec.damping.at(n_rows, start.n_returned)
     with plain_autograd(network.device):
         gradients = None if sample is None else _sample_gradients(engine, network, batches, sample)
-        started = engine.start(Known(start.option.problem.n_rows, damping, gradients))
-    return FitAccumulator(spec, start, started)
+        sums = engine.start(Known(start.option.problem.n_rows, damping, gradients))
+    return FitAccumulator(spec, start, sums)
 
 
 def _sample_gradients(engine: Engine, network: Network, batches: Batches, rows: Sample) -> GradientBatch:
