@@ -56,6 +56,7 @@ test-browser: .venv/browser | /usr/bin/chromium
 test-wheel: $(READY)
 	rm -rf build/wheel
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build --outdir build/wheel/dist
+	$(BIN)/twine check --strict build/wheel/dist/*
 	$(BIN)/python tests/packaging/contents.py build/wheel/dist
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install --quiet --constraint constraints.txt build/wheel/dist/*.whl
