@@ -56,7 +56,8 @@ def test_links_and_pictures_of_the_package_index_lead_into_the_repository():
     source = PROJECT["urls"]["Source"]
     files = f"{source.replace('github.com', 'raw.githubusercontent.com')}/main"
     assert text == (
-        f"![a picture\nof two lines]({files}/docs/a.png) [b]({source}/blob/main/docs/b.md#c) [d](https://d.org) [e](#f)\n"
+        f"![a picture\nof two lines]({files}/docs/a.png) "
+        f"[b]({source}/blob/main/docs/b.md#c) [d](https://d.org) [e](#f)\n"
         f'<source srcset="{files}/docs/dark.png"> []({source}/blob/main/LICENSE)'
     )
 
@@ -122,7 +123,8 @@ def test_no_public_name_and_no_parameter_is_gone_since_the_list_was_made():
 def test_a_public_name_that_goes_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(public_names, "RECORDED", tmp_path / "names.txt")
     (tmp_path / "names.txt").write_text(
-        "deltaband.Exact()\ndeltaband.Gone(x)\ndeltaband.Intervals(mean, middle)\ndeltaband.metrics.coverage(intervals, y)\n"
+        "deltaband.Exact()\ndeltaband.Gone(x)\n"
+        "deltaband.Intervals(mean, middle)\ndeltaband.metrics.coverage(intervals, y)\n"
     )
     assert public_names.gone() == [
         "deltaband.Gone is gone",

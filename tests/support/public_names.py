@@ -1,4 +1,4 @@
-"""The public names with their parameters: `python -m tests.support.public_names` writes the list that a release promises.
+"""The public names with their parameters: `python -m tests.support.public_names` writes the list of a release.
 
 A name counts as public if it is in `deltaband.__all__`, or a public name of one of the public modules, or a public
 member of one of these classes.
