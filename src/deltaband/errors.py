@@ -55,6 +55,11 @@ class SingularMatrixError(ValueError):
     """A damped Gram matrix has no usable Cholesky factor."""
 
 
+def not_regular(reason: str) -> ValueError:
+    """Return the error for damping 0 where JᵀJ has no inverse, or none that an engine can compute."""
+    return ValueError(f"damping 0 needs a regular JᵀJ, but {reason}: give a positive damping or weight_decay")
+
+
 class ArtefactError(ValueError):
     """A file is not a band or a checkpoint, is damaged, or does not belong to the model."""
 

@@ -261,7 +261,7 @@ class Estimator(Stored):
         return self._covariance(fits[output]).spectrum()
 
     def error_report(self, x: Any = None, sample: int | None = None) -> ErrorReport:
-        """Estimate how far the widths are from those of `Exact()`, on training rows that `fit` has kept.
+        """Return an estimate of how far the widths are from those of `Exact()`, on training rows that `fit` has kept.
 
         Args:
             x: Rows whose widths are compared; some training rows by default.

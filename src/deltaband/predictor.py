@@ -178,6 +178,10 @@ class Predictor(Estimator):
         Returns:
             Coverage, also that of the worst slab, mean width, interval score, pinball loss, correlation of width and
             error, RMSE and CRPS; printed, a table.
+
+        Raises:
+            EmptyDataError: If a loader gives no rows.
+            TypeError: If there are groups or options with a loader, which go with arrays.
         """
         levels, network = list(parse_levels(levels)), self.spec.network()
         features: list[np.ndarray] = []

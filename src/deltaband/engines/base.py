@@ -15,7 +15,7 @@ import numpy as np
 
 from ..network.gradient_batch import GradientBatch
 from ..storage import encoding
-from .fields import Total, copied, merged, total_over_processes
+from .fields import Total, copied, merged, summed
 
 if TYPE_CHECKING:
     from .exact import Problem
@@ -177,14 +177,22 @@ class Accumulator(ABC):
         """
 
     def finish(self, damping: float | None) -> Covariance:
-        """Return the covariance, with a copy of the accumulator where the engine could not resume without."""
+        """Return the covariance, with a copy of the accumulator where the engine could not resume without.
+
+        Args:
+            damping: As in `finalise`.
+        """
         if type(self.engine).resume is not Engine.resume:
             return self.finalise(damping)
         kept = copied(self.state())
         return replace(self.finalise(damping), accumulated=kept)
 
     def check_mergeable(self, other: Self) -> None:
-        """Raise where the rows of two accumulators cannot be merged."""
+        """Raise where the rows of two accumulators cannot be merged.
+
+        Args:
+            other: An accumulator of the same class.
+        """
         if self.engine != other.engine:
             raise ValueError(f"sums of different engines cannot be merged: {self.engine!r} and {other.engine!r}")
         for each in self._declared("shared"):
@@ -193,7 +201,11 @@ class Accumulator(ABC):
                 raise ValueError(f"sums of different {each.name} cannot be merged: {mine} and {theirs}")
 
     def merge(self, other: Self) -> None:
-        """Take in the rows that another accumulator has seen, which stays as it is."""
+        """Take in the rows that another accumulator has seen, which stays as it is.
+
+        Args:
+            other: An accumulator of the same class.
+        """
         self.check_mergeable(other)
         for each in self._declared("sum", "max", "concatenate"):
             setattr(self, each.name, merged(each, getattr(self, each.name), getattr(other, each.name)))
@@ -215,24 +227,32 @@ class Accumulator(ABC):
         return {name: value for name, value in self.state().items() if isinstance(value, int | float)}
 
     def all_reduce(self, total: Total, n_rows: int, n_parameters: int) -> bool:
-        """Take in the rows of all processes, n in all, and return whether that was possible, which it is for sums;
-        otherwise they have to be merged one by one. `total` adds up arrays of the same shape over all processes."""
+        """Take in the rows of all processes; return whether that was possible, as it is where merging only adds up.
+
+        Args:
+            total: A function that adds up an array of the same shape over all processes.
+            n_rows, n_parameters: Rows and columns of J, those of all processes together.
+        """
         if not self.is_sum(n_rows, n_parameters):
             return False
         for each in self._declared("sum"):
-            value = getattr(self, each.name)
-            if isinstance(each.default, int | float):
-                setattr(self, each.name, type(each.default)(total(np.array([value], dtype=np.float64))[0]))
-            else:
-                setattr(self, each.name, total_over_processes(value, total, each.metadata["upper_triangle"]))
+            setattr(self, each.name, summed(each, getattr(self, each.name), total))
         return True
 
     def is_sum(self, n_rows: int, n_parameters: int) -> bool:
-        """Return whether `all_reduce` is possible."""
+        """Return whether `all_reduce` is possible.
+
+        Args:
+            n_rows, n_parameters: As there.
+        """
         return not self._declared("max", "concatenate", "private")
 
     def sized_engine(self, size: int) -> Engine:
-        """Return the settings with the size that was in fact taken, and at most `size`."""
+        """Return the settings with the size that was in fact taken.
+
+        Args:
+            size: The largest that it may be.
+        """
         return self.engine.resized(size)
 
     def _declared(self, *kinds: str) -> list[Field[Any]]:
@@ -327,8 +347,3 @@ class Covariance(ABC):
     def describe(self) -> str:
         """Return one line for `summary()`."""
         return type(self).__name__
-
-
-def not_regular(reason: str) -> ValueError:
-    """Return the error for damping 0 where JᵀJ has no inverse, or none that an engine can compute."""
-    return ValueError(f"damping 0 needs a regular JᵀJ, but {reason}: give a positive damping or weight_decay")

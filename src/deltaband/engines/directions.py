@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import torch
 
-from ..errors import warn
+from ..errors import not_regular, warn
 from ..network.gradient_batch import CHUNK_BYTES, GradientBatch, kernel
 from ..storage.encoding import storable
 from ..validation import check_choice, check_int, check_memory
-from .base import Accumulator, Cost, Engine, Known, not_regular, register
+from .base import Accumulator, Cost, Engine, Known, register
 from .exact import Problem
 from .fields import private, reduced, shared
 from .spectral import PowerLawTail, SketchedCovariance, eigh, power_law

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import SingularMatrixError, warn
+from ..errors import SingularMatrixError, not_regular, warn
 from ..machine import free_memory
 from ..network.gradient_batch import GradientBatch, add_gram, check_in_place, coordinates, kernel
 from ..storage.encoding import storable
-from .base import Accumulator, Cost, Covariance, Engine, Known, not_regular, register
+from .base import Accumulator, Cost, Covariance, Engine, Known, register
 from .fields import concatenated, reduced, shared
 from .spectral import EigenbasisCovariance, SpectralCovariance
 

@@ -21,6 +21,9 @@ def reduced(how: Literal["sum", "max"], default: Any = None, *, upper_triangle: 
         how: "sum" or "max".
         default: The value before the first row.
         upper_triangle: Whether only the upper triangle of a square matrix counts, so that only that is sent to others.
+
+    Returns:
+        What stands behind `=` in the class: a dataclass field.
     """
     return field(default=default, metadata={"combine": how, "upper_triangle": upper_triangle})
 
@@ -31,17 +34,31 @@ def shared(default: Any = None, *, check: bool = True) -> Any:
     Args:
         default: The value before the first row.
         check: Whether merging refuses where it differs.
+
+    Returns:
+        The dataclass field.
     """
     return field(default=default, metadata={"combine": "shared", "check": check})
 
 
 def concatenated() -> Any:
-    """Declare a list that merging appends to."""
+    """Declare a list that merging appends to.
+
+    Returns:
+        The dataclass field.
+    """
     return field(default_factory=list, metadata={"combine": "concatenate"})
 
 
 def private(default: Any = None) -> Any:
-    """Declare a field that is saved, and that merging leaves to an overridden `merge`."""
+    """Declare a field that is saved, and that merging leaves to an overridden `merge`.
+
+    Args:
+        default: The value before the first row.
+
+    Returns:
+        The dataclass field.
+    """
     return field(default=default, metadata={"combine": "private"})
 
 
@@ -64,8 +81,11 @@ def copied(value: Any) -> Any:
     return copy.deepcopy(value) if isinstance(value, np.ndarray | Tensor) else value
 
 
-def total_over_processes(array: np.ndarray | None, total: Total, upper_triangle: bool) -> np.ndarray | None:
-    """Return the sum of arrays over all processes, of which those without rows have none."""
+def summed(declared: Field[Any], value: Any, total: Total) -> Any:
+    """Return the sum of a field over all processes: a number, or an array, which those without rows have not."""
+    if isinstance(declared.default, int | float):
+        return type(declared.default)(total(np.array([value], dtype=np.float64))[0])
+    array, upper_triangle = value, declared.metadata["upper_triangle"]
     shape = () if array is None else array.shape
     about = [array is not None, len(shape), *shape, *[0] * (LARGEST_NDIM - len(shape))]
     count, *sizes = map(int, total(np.array(about, dtype=np.float64)))

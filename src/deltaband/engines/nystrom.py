@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from ..errors import not_regular
 from ..network.gradient_batch import GradientBatch, add_gram
 from ..storage.encoding import storable
 from ..validation import check_choice, check_int
-from .base import Accumulator, Cost, Engine, Known, not_regular, register
+from .base import Accumulator, Cost, Engine, Known, register
 from .exact import Problem
 from .fields import reduced, shared
 from .spectral import SpectralCovariance, effective, eigh

@@ -16,14 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
+from ..errors import not_regular
 from ..network.gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.layers.projection import Projection
 from ..validation import check_int
-from .base import Cost, Covariance, Engine, Known, not_regular, register
+from .base import Cost, Covariance, Engine, Known, register
 from .exact import Exact, ExactRows, Problem, accumulated_fields
 from .fields import reduced
 from .spectral import SpectralCovariance
@@ -158,8 +160,15 @@ class ProjectedCovariance(SpectralCovariance):
     def describe(self) -> str:
         return f"random projection of {self.S.n_parameters:,} to {self.S.dim:,} dimensions"
 
+    @cached_property
+    def _equivalents(self) -> dict[float, Equivalent]:  # by λ
+        return {}
+
     def _equivalent(self, damping: float | None = None) -> Equivalent:
-        return Equivalent.of(self.eigenvalues, self.S.dim, self.chosen_damping if damping is None else damping)
+        at = float(self.chosen_damping if damping is None else damping)
+        if at not in self._equivalents:
+            self._equivalents[at] = Equivalent.of(self.eigenvalues, self.S.dim, at)
+        return self._equivalents[at]
 
     def _weighed(self, g: GradientBatch, weights: np.ndarray) -> np.ndarray:  # (b,) or (b, ·)
         return np.concatenate([self._squares(batch) @ weights for batch in _projected(g, self.S)])

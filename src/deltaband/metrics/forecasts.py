@@ -50,6 +50,9 @@ def crps(y: Any, forecast: Any) -> float | np.ndarray:
 
     Returns:
         The score, in the units of `y`, lower is better: a float, or (m,) for m outputs.
+
+    Raises:
+        ValueError: If shapes do not fit together, or intervals have one bound only.
     """
     if not isinstance(forecast, Intervals):
         return _crps_of_draws(y, forecast)

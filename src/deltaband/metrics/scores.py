@@ -143,6 +143,9 @@ def evaluate(
 
     Returns:
         The scores; printed, a table.
+
+    Raises:
+        ValueError: If shapes, names or levels do not fit together.
     """
     targets, mean, lower, upper = read(y, intervals)
     n, m, n_levels = lower.shape

@@ -124,6 +124,9 @@ class Online:
 
         Returns:
             The intervals.
+
+        Raises:
+            ValueError: If earlier predictions wait for their targets, or `delay` does not fit the outputs.
         """
         X = self._scale.inputs(x)
         n_streams = self._scale.n_streams
