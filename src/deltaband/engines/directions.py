@@ -287,11 +287,12 @@ class DirectionsSketch(Accumulator):
                 raise ValueError("score must return one finite number for each singular value")
             order = np.argsort(-scores.astype(np.float64), kind="stable")
             kept, dropped = order[: self.k], d[order[self.k :]]
-            delta = d[kept].min()
-            scale = np.sqrt(np.maximum(d[kept] ** 2 - delta**2, 0.0)) / d[kept]
-            self.shift += delta**2 / 2
-            self.lost += max(delta, dropped.max(initial=0.0)) ** 2
-            self.delta2 = max(self.delta2, delta**2)
+            squared, delta = np.square(d[kept]), float(d[kept].min())
+            delta2 = float(squared.min())  # of the same squares: the row that gives δ becomes exactly zero
+            scale = np.sqrt(squared - delta2) / d[kept]
+            self.shift += delta2 / 2
+            self.lost += max(delta2, float(dropped.max(initial=0.0)) ** 2)
+            self.delta2 = max(self.delta2, delta2)
             self.above += float((dropped[dropped > delta] ** 2).sum())
             self.n_above = max(self.n_above, int((dropped > delta).sum()))
         kept, scale = kept[scale > 0], scale[scale > 0]

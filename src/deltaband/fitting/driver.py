@@ -289,7 +289,9 @@ def _planned_start(
         raise MemoryError(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
-    by_rows = option.engine.cost(option.problem).wants_rows and network.rows_by_vmap_work(x)
+    # rows of layers that all have factors are as fast as by torch.func, whose first call imports a compiler for seconds
+    wants_rows = option.engine.cost(option.problem).wants_rows and bool(layers.rest)
+    by_rows = wants_rows and network.rows_by_vmap_work(x)
     return Start(outputs, option, schedule.memory, layers, by_rows, n_outputs, n_returned, weights), batches
 
 

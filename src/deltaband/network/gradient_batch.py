@@ -26,6 +26,7 @@ CHUNK_BYTES = 8 * 2**20
 CHUNK_ROWS_AT_LEAST = 64
 MERGED_BYTES = 8 * 2**20  # size up to which blocks are merged
 PRODUCT_ROWS = 1024  # rows whose inner products are computed at once
+FORMED_BYTES = 8  # of a number in rows that are formed, at most
 FLOAT64_BYTES = 2**27  # size up to which rows that many others are compared with are kept in float64 as well
 
 
@@ -97,12 +98,20 @@ class GradientBatch:
         return self.blocks[0].n_parameters
 
     def row_blocks(self) -> Iterator[Tensor]:  # each (b_i, p)
+        """Yield the rows; those that are formed from factors, few enough at a time for the processor's cache."""
         for block in self.blocks:
             parts = block.parts()
-            yield parts[0].rows() if len(parts) == 1 else torch.cat([part.rows() for part in parts], dim=1)
+            if len(parts) == 1 and isinstance(parts[0], DenseRows):
+                yield parts[0].values
+                continue
+            step = max(CHUNK_ROWS_AT_LEAST, CHUNK_BYTES // (FORMED_BYTES * max(block.n_parameters, 1)))
+            for start in range(0, len(block), step):
+                some = slice(start, start + step)
+                yield torch.cat([part.take(some).rows() for part in parts], dim=1)
 
     def rows(self) -> Tensor:  # (b, p)
-        return next(self.row_blocks()) if len(self.blocks) == 1 else torch.cat(list(self.row_blocks()))
+        found = list(self.row_blocks())
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     @cached_property
     def squared_norms(self) -> np.ndarray:  # (b,) float64
