@@ -36,7 +36,7 @@ class MisfitMessage(str):
 
 
 class InputsMessage(MisfitMessage):
-    """That of one about the inputs of some rows; of several batches one is enough."""
+    """The text of a `MisfitWarning` about inputs; for several batches it is said once."""
 
 
 class NotFittedError(ValueError, AttributeError):

@@ -242,7 +242,7 @@ class Predictor(Estimator):
         return plots.fitted(self.predict(x, level, **given), x, y, output=output, data=data, ax=ax)
 
     def suspicions(self, y: np.ndarray, intervals: Intervals) -> list[str]:
-        """Return in what the targets (n, m) of rows do not look as if the network had been trained for them.
+        """Return what suggests that the network was not trained for rows with these targets (n, m).
 
         Args:
             y: Targets, in the units of `predict`.

@@ -308,7 +308,7 @@ def _each(x: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _copied(part: Any) -> Any:
-    """Return it in memory of its own: a function may work in place."""
+    """Return inputs in memory of their own: a function may work in place."""
     return part.detach().clone() if isinstance(part, Tensor) else part.copy() if hasattr(part, "copy") else part
 
 

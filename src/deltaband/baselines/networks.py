@@ -25,7 +25,7 @@ def network_of(model: nn.Module, output: Pick = None) -> Network:
 
 
 def members(models: Sequence[nn.Module], at_least: int) -> list[nn.Module]:
-    """Return the networks of an ensemble as a list; raise unless they can be used, and are so many."""
+    """Return the networks of an ensemble as a list; raise unless they can be used and there are enough."""
     if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
         raise TypeError("models must be a list of networks, got one network")
     found = list(models)
@@ -55,7 +55,7 @@ def ensemble_outputs(
 
 
 def outputs_of(network: Network, X: Inputs, columns: int) -> np.ndarray:  # (n, columns) float64
-    """Return the outputs of a network, of which there must be so many."""
+    """Return the outputs of a network; raise unless they have this many columns."""
     if len(X) == 0:
         return np.zeros((0, columns))
     y = network.outputs(X).cpu().double()

@@ -89,7 +89,7 @@ class ConformalScale:
         return float(np.mean(1 - 1 / np.sqrt(1 + self.b * q_best)))
 
     def quantile(self, level: float) -> float:
-        """Return that of all rows."""
+        """Return the conformal quantile of the scores of all rows."""
         return float(conformal_quantiles(self.standardised, (level,))[0])
 
     def bounds(
@@ -292,5 +292,5 @@ def of_side(signed: np.ndarray, side: Side) -> np.ndarray:
 
 
 def _negative_log_likelihood(sum_squares: np.ndarray, log_weight: np.ndarray, n: int) -> np.ndarray:  # (C,)
-    """Return it for each candidate up to constants, twice, per row, and with the prior."""
+    """Return twice the negative log-likelihood of each candidate, per row, up to constants and with the prior."""
     return np.log(np.maximum(sum_squares, 1e-300)) + log_weight / n

@@ -28,7 +28,7 @@ class Given(NamedTuple):
     weights: Any = None
 
     def refuse(self, name: str, why: str) -> None:
-        """Raise if something was given that has no meaning."""
+        """Raise if something was given that has no meaning for this rule."""
         if getattr(self, name) is not None:
             raise ValueError(f"{name}= was given, but {why}")
 

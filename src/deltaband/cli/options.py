@@ -72,7 +72,7 @@ SAMPLE_WEIGHT = (
 )
 SAVED_SAMPLE_WEIGHT = "A column with weights of these rows: a row of weight w has the noise variance s²/w. Default: 1."
 ROBUST = "Variances of predictions follow from each row's own residual, for noise that differs from row to row."
-CLUSTERS = "With --robust HC0 or HC1: the column that tells which rows belong together, such as a patient or a series."
+CLUSTERS = "With --robust HC0 or HC1: the column that says which rows belong together, such as a patient or a series."
 GROUPS = (
     "With --calibration: the column that has the groups of rows, words or numbers. Intervals cover each group at their "
     "level. It is a feature only if --features names it."

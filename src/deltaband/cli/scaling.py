@@ -27,7 +27,7 @@ class Scaling(NamedTuple):
         return self.mean[where], self.std[where]
 
     def about(self) -> dict[str, dict[str, float]]:
-        """Return the same as a file has it."""
+        """Return the means and standard deviations as a file holds them."""
         rows = zip(self.names, self.mean.tolist(), self.std.tolist(), strict=True)
         return {name: {"mean": mean, "std": std} for name, mean, std in rows}
 

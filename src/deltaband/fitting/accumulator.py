@@ -118,7 +118,7 @@ class FitAccumulator:
         return self._sums.n_rows
 
     def new_like(self) -> FitAccumulator:
-        """Return an empty one that can be merged into this one, if the model's weights are still the same."""
+        """Return an empty accumulator that can be merged into this one, if the model's weights are still the same."""
         now = self.spec.network().fingerprint
         return FitAccumulator(self.spec, replace(self.start, weights=now), self.engine.new_like(), seed=self.n_rows)
 
@@ -150,7 +150,7 @@ class FitAccumulator:
 
     @classmethod
     def from_state(cls, spec: FitSpec, state: dict[str, Any], seed: int | None = None) -> FitAccumulator:
-        """Return the accumulator of a state. With a seed it remembers other rows than others of the same state."""
+        """Return the accumulator of a state. With a seed it keeps another sample than others of that state."""
         start = state["start"]
         if spec.engine is not None:  # a file does not hold functions of the user's engine
             start = replace(start, option=replace(start.option, engine=spec.engine))
@@ -176,7 +176,7 @@ class FitAccumulator:
         self.check_size(self.n_rows + other.n_rows)
 
     def check_size(self, n_rows: int) -> None:
-        """Raise unless so many rows fit into memory."""
+        """Raise unless this number of rows fits into memory."""
         engine, memory = self.start.option.engine, self.start.memory
         problem = replace(self.start.option.problem, n_rows=n_rows * self.start.n_outputs)
         if (needed := engine.cost(problem).nbytes) > memory:

@@ -1,4 +1,4 @@
-"""What classification does in a fit, as `Regression` in `tasks.py` says for regression."""
+"""What classification does in a fit; `Regression` in `tasks.py` is the same for regression."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

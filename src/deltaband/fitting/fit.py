@@ -1,4 +1,4 @@
-"""`Fit`, the result of a pass over the training rows; rows put to its covariance, and the formula that bounds them."""
+"""`Fit`, the result of a pass over the training rows; what it says about rows, and the formula that bounds them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

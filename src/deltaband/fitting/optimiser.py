@@ -1,4 +1,4 @@
-"""What the optimiser of the training tells of λ: the weight decay of the parameters, where it is coupled."""
+"""What the optimiser of the training says about λ: the weight decay of the parameters, where it is coupled."""
 
 from collections import Counter
 from typing import Any

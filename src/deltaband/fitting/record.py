@@ -59,7 +59,7 @@ def record_of(
 
 
 def _returned(spec: FitSpec, fits: Sequence[Fit]) -> np.ndarray | None:  # (rows, k)
-    """Return what the functions that no file holds make of what the model returns for rows that are made up.
+    """Return what the model, with the functions that no file holds, computes for rows that are made up.
 
     None where there are no such functions, or where such rows are nothing to this network.
     """

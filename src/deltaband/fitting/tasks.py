@@ -128,7 +128,7 @@ class Regression:
         return given if self.units is None or self.targets == "scaled" else self._to_scaled(self.units, given)
 
     def possible_targets(self, y: Any) -> list[Tensor]:
-        """Return what they are in the units of training: as they are, and from original units."""
+        """Return what targets are in the units of training: if given in these, and if given in original units."""
         given, found = read_targets(y), []
         with suppress(ValueError):  # they may be none that the transform takes
             found += [] if self.units is None else [self._to_scaled(self.units, given)]
@@ -148,7 +148,7 @@ class Regression:
         return torch.from_numpy(values)
 
     def check_targets(self, targets: Tensor, n_returned: int) -> None:
-        """Raise if targets (n, …) do not fit a network with so many outputs."""
+        """Raise if targets (n, …) do not fit a network with this number of outputs."""
         self.select_targets(self.selected(n_returned), targets, n_returned)
 
     def check_first_rows(self, y: Tensor, targets: Tensor) -> None:
@@ -201,7 +201,7 @@ class Regression:
             return None
 
     def moments(self, fit: Fit) -> Moments:
-        """Return those of a fit's training rows."""
+        """Return the moments of a fit's training rows."""
         return Moments(fit.counts[: 9 * fit.n_outputs].reshape(9, -1))
 
     def check_units(self, y: np.ndarray, f: np.ndarray, call: str) -> None:
@@ -221,7 +221,7 @@ class Regression:
             raise ValueError(sanity.other_units(self.targets, call))
 
     def suspicions(self, fits: Sequence[Fit], y: np.ndarray, f: np.ndarray, rows: str, units: str) -> list[str]:
-        """Return in what targets and outputs (n, m) of rows outside of the training do not look like those of the fits.
+        """Return what makes targets and outputs (n, m) of rows outside of the training unlike those of the fits.
 
         Rows that are like the training rows may be predicted badly, by a network that has learnt these by heart, but
         not half of them worse than by a standard deviation of the training targets, and not with errors that a line
@@ -323,7 +323,7 @@ class Regression:
         return roots if self.units is None or self.variance is not None else self.units.to_original_difference(roots)
 
     def about(self, fits: Sequence[Fit]) -> dict[str, Any]:
-        """Return what a file tells about fits for this task."""
+        """Return what a file says about fits for this task."""
         return {"noise_std": self.noise_std(fits).tolist()}
 
 

@@ -224,7 +224,7 @@ class Network:
         return outputs, GradientBatch(tuple(map(StoredBlock, map(list, zip(*parts, strict=True)))))
 
     def _check_independent(self, x: Inputs, group: slice, together: Tensor, alone: Tensor | None) -> None:
-        """Raise if outputs of rows are others alone; where these are not known, one row is evaluated."""
+        """Raise if rows have other outputs alone than together; where those alone are unknown, evaluate one row."""
         if alone is not None and checks.close(together, alone):
             return
         row = self.model_copy.rng.integers(len(x)) if alone is None else (together - alone).abs().amax(dim=1).argmax()
@@ -280,7 +280,7 @@ class Network:
         return y.reshape(b, m), rows
 
     def _looped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """Compute the same by plain autograd, row by row and output by output."""
+        """Compute outputs and rows of J by plain autograd, row by row and output by output."""
         varied, outputs, rows = [self.model_copy.trainable[name] for name in names], [], []
         with plain_autograd(self.device):
             for row in x.split(1):

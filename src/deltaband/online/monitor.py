@@ -32,7 +32,7 @@ ADVICE = {
 @storable
 @dataclass(frozen=True)
 class Alarm:
-    """An alarm.
+    """What a monitor has found, and what to do about it.
 
     Attributes:
         kind: "exchangeability" of errors, "leverage" of inputs, or "coverage".
@@ -224,7 +224,7 @@ class Monitor:
 
     @classmethod
     def load(cls, path: str | Path, band: Band) -> Self:
-        """Return what was saved; it goes on as if nothing had happened.
+        """Return what was saved; it continues as if nothing had happened.
 
         Args:
             path: The file.

@@ -213,7 +213,7 @@ class Online:
 
     @classmethod
     def load(cls, path: str | Path, band: Band) -> Self:
-        """Return what was saved; it goes on as if nothing had happened, bit for bit.
+        """Return what was saved; it continues as if nothing had happened, bit for bit.
 
         Args:
             path: The file.

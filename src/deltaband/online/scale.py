@@ -93,7 +93,7 @@ class DeltaScale:
         return pair_hashes(self.spec.network().prepare(x), torch.zeros(len(x), 1)).tolist() if len(x) else []
 
     def rows(self, x: Inputs) -> ScaledRows:
-        """Put rows to the band."""
+        """Evaluate the band on rows."""
         _, to, known = self.spec.compared(self.fits, self.calibration, x)
         return ScaledRows(to, known, self.calibration.scale(known) * self._units)
 

@@ -130,7 +130,7 @@ def exact(values: Tensor) -> Tensor:
 
 
 def _product(mine: Tensor, theirs: Tensor) -> Tensor:  # (…, t, k), (…, t', k) -> (…, t, t')
-    """Return inner products in float64; numbers that are not are converted for this one alone, within the cache."""
+    """Return inner products in float64; other numbers are converted for this product alone, within the cache."""
     return exact(mine) @ exact(theirs).mT
 
 

@@ -198,7 +198,7 @@ def last_given(model: nn.Module, outputs: Callable[[Inputs], Any], x: Inputs) ->
         of_few = list(given)
         given.clear()
         outputs(x)
-    # another number of rows tells whether the first dimension holds them, or is as long by chance
+    # another number of rows shows whether the first dimension holds them, or is as long by chance
     if not given or len(given) != len(of_few) or (len(of_few[-1]), len(given[-1])) != (len(few), len(x)):
         return torch.zeros(len(x), 0)
     last = given[-1]
