@@ -110,6 +110,61 @@ def test_every_form_of_variance_gives_the_same_intervals(form, columns):
     np.testing.assert_allclose(picked.fit(X, Y, progress=False).predict(NEW).upper, expected.predict(NEW).upper)
 
 
+class OneVariance(nn.Module):
+    """As many means as asked for, and a variance in some shape that `GaussianNLLLoss` or a product with them takes."""
+
+    def __init__(self, m, shape):
+        super().__init__()
+        torch.manual_seed(3)
+        self.mean, self.shape = nn.Linear(3, m).double(), shape
+        self.log = (
+            nn.Parameter(torch.linspace(-1, 1, m).double()) if shape == "(1, m)" else nn.Parameter(torch.ones(()))
+        )
+
+    def forward(self, x):
+        variance = self.log.exp().double()
+        if self.shape in ("(b,)", "(b, 1)"):
+            variance = variance + x[:, 0].square()
+        return self.mean(x), {"()": variance, "(1,)": variance[None], "(b,)": variance}.get(
+            self.shape, variance[..., None]
+        )
+
+
+@pytest.mark.parametrize("m", [1, 2, 40])
+@pytest.mark.parametrize("shape", ["()", "(1,)", "(b,)", "(b, 1)"])
+def test_a_variance_may_be_the_same_for_all_outputs_or_all_rows(shape, m):
+    model, targets = OneVariance(m, shape), torch.stack([Y] * m, dim=1)
+    found = PredictionIntervals(model, damping=DAMPING, variance="variance").fit(X, targets, progress=False)
+    expected = PredictionIntervals(
+        model,
+        damping=DAMPING,
+        output=lambda y: y[0],
+        variance=lambda y: y[1].reshape(-1, 1).expand(len(y[0]), m),
+    ).fit(X, targets, progress=False)
+    new = regression(m, seed=5)[0]  # as many rows as outputs
+    torch.testing.assert_close(found.predict(new).upper, expected.predict(new).upper)
+    single = PredictionIntervals(
+        model, damping=DAMPING, output=lambda y: y[0], variance=lambda y: y[1].expand(len(y[0]))
+    )
+    if shape in ("()", "(1,)", "(b,)"):  # one column from a function stands for all outputs
+        single.fit(X, targets, progress=False)
+        torch.testing.assert_close(single.predict(new).upper, expected.predict(new).upper)
+
+
+def test_variances_that_belong_to_no_output_are_refused():
+    class Three(MeanVariance):
+        def forward(self, x):
+            mean, variance = super().forward(x)
+            return mean, torch.cat([variance, variance[:, :1]], dim=1)
+
+    targets = torch.stack([Y, Y], dim=1)
+    with pytest.raises(ValueError, match=r"variances of shape \(2, 3\) for means of shape \(2, 2\): give one for each"):
+        PredictionIntervals(Three(m=2), damping=1.0, variance="variance").fit(X, targets, progress=False)
+    picked = PredictionIntervals(Three(m=2), damping=1.0, output=lambda y: y[0], variance=lambda y: y[1])
+    with pytest.raises(ValueError, match="3 variances and 2 predictions per row"):
+        picked.fit(X, targets, progress=False)
+
+
 @pytest.mark.parametrize("per_output", [False, True])
 def test_outputs_of_unequal_noise_are_weighted_by_it(per_output):
     model = MeanVariance(m=2)
@@ -271,6 +326,8 @@ def test_what_does_not_fit_together_is_refused():
         ({"variance": "std", "output": lambda y: y[0]}, "with output= give a function"),
         ({"variance": "std", "quantiles": (0.1, 0.5, 0.9)}, "not both"),
         ({"quantiles": (0.1, 0.9)}, "three levels in order"),
+        ({"quantiles": "low"}, "three levels in order, .* got 'low'"),
+        ({"quantiles": (0.1, None, 0.9)}, "three levels in order, .* got"),
         ({"quantiles": (0.9, 0.5, 0.1)}, "three levels in order"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -339,6 +396,22 @@ def test_quantiles_that_cross_are_sorted_counted_and_warned_of():
     with pytest.warns(DeltabandWarning, match="7 of 7 rows are in the wrong order"):
         found = band.predict(NEW, 0.9)
     assert bool((found.lower <= found.mean).all() & (found.mean <= found.upper).all())
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_quantiles_that_are_not_finite_are_refused_by_their_row(value):
+    class Broken(Quantiles):
+        def forward(self, x):
+            lower, middle, upper = super().forward(x).unbind(dim=1)
+            return torch.stack([lower, middle, torch.where((x == bad).all(dim=1), value, upper)], dim=1)
+
+    (x, y), bad = regression(60, seed=9), regression(60, seed=9)[0][41]
+    band = PredictionIntervals(Broken(), quantiles=(0.05, 0.5, 0.95)).fit(X, Y, progress=False)
+    with pytest.raises(ValueError, match=r"outputs hold .* in row 41"):
+        band.calibrate(x, y)
+    band.calibrate(x[:40], y[:40])
+    with pytest.raises(ValueError, match=r"outputs hold .* in row 1"):
+        band.predict(x[40:])
 
 
 def test_quantiles_in_a_file_answer_bit_for_bit(tmp_path):

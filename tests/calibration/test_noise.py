@@ -1,6 +1,8 @@
+
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import KNeighborsRegressor
@@ -11,6 +13,7 @@ from deltaband import Exact, ImportantDirections, PredictionIntervals, metrics
 from deltaband.calibration import ConformalScale, Scales
 from deltaband.calibration.noise import BAGS, BOOSTING, SMALLEST_RESIDUAL, BoostedNoise
 from deltaband.data.inputs import Inputs
+from deltaband.fitting import accumulator
 from deltaband.network.network import MAX_FEATURES, Network
 
 EIGENVALUES = 10.0 ** np.linspace(2, -4, 30)
@@ -77,7 +80,11 @@ def opposite_of_what_was_learnt(rng, q):
     return rng.standard_normal(len(q)) * np.exp(-q[:, -1])
 
 
-NOISES = [as_learnt, heavy_tailed_as_learnt, opposite_of_what_was_learnt]
+def unrelated_to_what_was_learnt(rng, q):
+    return rng.standard_normal(len(q))
+
+
+NOISES = [as_learnt, heavy_tailed_as_learnt, opposite_of_what_was_learnt, unrelated_to_what_was_learnt]
 
 
 def test_candidates_without_noise_come_first_and_are_those_without_it():
@@ -123,6 +130,46 @@ def test_the_guarantee_holds_whatever_was_learnt(noise, n):
     error, excess = covered.std(axis=0) / np.sqrt(draws), covered.mean(axis=0) - levels
     assert (excess > -3 * error).all(), excess
     assert (excess < 1 / (n + 1) + 0.01 + 3 * error).all(), excess
+
+
+def heteroscedastic(rng, X):
+    return true_noise(X) * rng.standard_normal(len(X))
+
+
+def heavy_tailed(rng, X):
+    return true_noise(X) * rng.standard_t(2.5, len(X))
+
+
+def of_one_size(rng, X):
+    return rng.standard_normal(len(X))
+
+
+def learnt_before(trained):
+    (v,) = trained.calibrate(*noisy(100, 1)).calibration_.noise
+    return lambda X: np.exp(v.log(NO_INPUTS, np.column_stack([X, trained.predict_mean(X)])))
+
+
+def opposite(trained):
+    return lambda X: 1 / true_noise(X)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")  # one of a hundred calibration sets looks odd
+@pytest.mark.parametrize(
+    ("noise", "v"), [(heteroscedastic, learnt_before), (heavy_tailed, opposite), (of_one_size, opposite)]
+)
+def test_calibrated_bands_cover_as_they_say_from_few_rows(trained, noise, v):
+    """From inputs to intervals, with the wider ones of far rows; an opposite v is small where the noise is large."""
+    rng, n, new, draws, level = np.random.default_rng(8), 39, 30, 100, 0.8
+    given, covered = v(trained), []
+    band = PredictionIntervals(trained.model, damping=DAMPING).fit(*noisy(200), progress=False)
+    for _ in range(draws):
+        X = rng.uniform(-2, 2, (n + new, 3))
+        y = trained.predict_mean(X) + noise(rng, X)
+        found = band.calibrate(X[:n], y[:n], noise=given).predict(X[n:], level)
+        covered.append(((found.lower <= y[n:]) & (y[n:] <= found.upper)).mean())
+    error, excess = np.std(covered) / np.sqrt(draws), np.mean(covered) - level
+    assert -3 * error < excess < 1 / (n + 1) + 0.01 + 3 * error
 
 
 # --- what is learnt
@@ -392,12 +439,51 @@ def test_nothing_is_kept_where_it_is_not_wanted():
     assert "the fit kept no residuals" in band.summary()
 
 
+def test_where_memory_is_short_few_residuals_are_kept():
+    X, y = noisy(400)
+    model = nn.Linear(3, 1).double()
+    needed = PredictionIntervals(model, damping=1.0).plan(X, y).chosen.nbytes
+    kept = [
+        len(PredictionIntervals(model, damping=1.0, memory=needed + more).fit(X, y, progress=False).fits_[0].residuals)
+        for more in (0, 50_000, 10**9)
+    ]
+    assert kept[0] == 0 < kept[1] < 400 == kept[2]
+
+
+@pytest.mark.filterwarnings("ignore::deltaband.errors.MisfitWarning")
+@pytest.mark.parametrize("way", ["fit", "partial_fit", "merge"])
+def test_the_residuals_of_many_rows_are_a_uniform_sample(way, monkeypatch):
+    monkeypatch.setattr(accumulator, "RESIDUAL_ROWS", 2_000)
+    n, model = 12_000, nn.Linear(1, 1).double()
+    X = torch.arange(n, dtype=torch.float64)[:, None] / n
+    y = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    part = n if way == "fit" else 9_000
+    band, other = (PredictionIntervals(model, damping=1.0, engine=Exact()) for _ in range(2))
+    band.fit(X[:part], y[:part], progress=False)
+    if way == "partial_fit":
+        band.partial_fit(X[part:], y[part:])
+    elif way == "merge":
+        band.merge(other.fit(X[part:], y[part:], progress=False))
+    rows = np.concatenate([piece.tensors[0][:, 0] for piece in band.fits_[0].residuals.pieces])
+    assert len(rows) == len(np.unique(rows)) == 2_000
+    counts = np.histogram(rows, 10, (0, 1))[0]
+    assert stats.chisquare(counts).pvalue > 1e-4, counts
+
+
 def test_too_few_rows_have_the_same_noise_everywhere():
     band = fitted(40).calibrate(*noisy(100, 1), noise="auto")
     assert "40 residuals of training rows are too few to learn the noise from" in band.summary()
     np.testing.assert_array_equal(
         band.predict(noisy(9, 2)[0]).upper, band.calibrate(*noisy(100, 1), noise="none").predict(noisy(9, 2)[0]).upper
     )
+
+
+class Duck:
+    def fit(self, X, y):
+        return self
+
+    def predict(self, X):
+        return np.ones(len(X))
 
 
 class Negative(LinearRegression):
@@ -414,13 +500,33 @@ class Negative(LinearRegression):
         (lambda X: np.full(len(X), np.nan), "positive and finite.*; it is nan in row 0"),
         (lambda X: np.full(len(X), 1e200), "from 1e-100 to 1e\\+100; it is 1e\\+200 in row 0"),
         (lambda X: np.ones(3), "must return one number per row"),
-        (Negative(), "noise=Negative must be positive and finite.*; it is -1 in row 0"),
+        (Negative(), "noise=Negative must be positive and finite.*; it is -1 in row 0; take a regressor with a gamma"),
+        (LinearRegression, "a regressor that can be copied, one made and not yet fitted"),
+        (Duck(), "a regressor that can be copied, .* got Duck"),
     ],
 )
 def test_bad_noise_is_refused_and_changes_nothing(band, noise, message):
     with pytest.raises((TypeError, ValueError), match=message):
         band.calibrate(*noisy(100, 1), noise=noise)
     assert band.calibration_ is None
+
+
+def test_bad_noise_is_told_by_its_row_among_all_calibration_rows(band):
+    X, y = noisy(6000, 1)
+    X[4321] = 3.0
+    with pytest.raises(ValueError, match="it is 0 in row 4321"):
+        band.calibrate(X, y, noise=lambda x: (x[:, 0] < 2.5) * 1.0)
+
+
+def test_a_regressor_without_residuals_to_learn_from_is_refused():
+    band = fitted(200, noise="none")
+    with pytest.raises(ValueError, match="noise=KNeighborsRegressor has nothing to learn from: the fit kept no"):
+        band.calibrate(*noisy(100, 1), noise=KNeighborsRegressor(5))
+
+
+def test_the_largest_range_of_noise_is_no_trouble(band):
+    found = band.calibrate(*noisy(200, 1), noise=lambda x: np.where(x[:, 0] > 0, 1e-99, 1e99)).predict(noisy(50, 2)[0])
+    assert np.isfinite(found.upper).all()
 
 
 def test_noise_that_would_not_be_used_is_refused(band):

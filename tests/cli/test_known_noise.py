@@ -236,6 +236,18 @@ def test_options_that_do_not_go_together_are_refused(here, capsys):
     refused(capsys, 1, "test.csv has no column 'v'", *use, "--sample-weight", "v")
 
 
+@pytest.mark.parametrize("weight", [0, -2])
+def test_a_row_to_be_predicted_needs_a_positive_weight(weight, here, capsys):
+    told(capsys, "fit", "networks:one", *COLUMNS, "--damping", 1, "--out", "p.band", "--force")
+    rows = pd.read_csv("test.csv")
+    rows.loc[4, "w"] = weight
+    rows.to_csv("bad.csv", index=False)
+    message = f"bad.csv: column 'w' holds the weight {weight} in row 5; only a row with a positive weight"
+    for command, options in (("predict", ["--out", "p.csv"]), ("evaluate", [])):
+        use = ["p.band", "--model", "networks:one", "--data", "bad.csv", "--sample-weight", "w"]
+        refused(capsys, 1, message, command, *use, *options)
+
+
 def test_weights_that_are_zero_everywhere_are_refused(here, capsys):
     pd.read_csv("train.csv").assign(w=0).to_csv("zero.csv", index=False)
     fit = ["fit", "networks:one", "--train", "zero.csv", *COLUMNS[2:], "--damping", 1, "--sample-weight", "w"]

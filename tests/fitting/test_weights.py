@@ -293,6 +293,14 @@ def test_selected_outputs_are_far_by_their_own_weights(outputs):
     assert 0 < found.far.sum() < 60
 
 
+@pytest.mark.parametrize("factor", [1e-90, 1e90])
+def test_the_lightest_and_the_heaviest_weights_are_weights(factor):
+    rows = regression(150, seed=8)
+    band = PredictionIntervals(mlp()).fit(X, Y, sample_weight=factor * W, progress=False)
+    expected = PredictionIntervals(mlp()).fit(X, Y, sample_weight=W, progress=False).calibrate(*rows, noise="none")
+    np.testing.assert_allclose(band.calibrate(*rows, noise="none").predict(NEW).upper, expected.predict(NEW).upper)
+
+
 # --- bad input
 
 
@@ -303,6 +311,8 @@ def test_selected_outputs_are_far_by_their_own_weights(outputs):
         (torch.where(torch.arange(N) == 7, torch.nan, W), "NaN in row 7"),
         (torch.where(torch.arange(N) == 9, torch.inf, W), "infinite value in row 9"),
         (0 * W, "all rows have weight zero"),
+        (torch.where(torch.arange(N) == 5, 5e-324, W), r"in row 5 it is not from 1e-100 to 1e\+100"),
+        (torch.where(torch.arange(N) == 6, 1e300, W), r"in row 6 it is not from 1e-100 to 1e\+100"),
         (W[:-1], "one number per row: 79 weights, 80 rows"),
         (W.reshape(2, 40, 1), r"shape \(n,\)"),
         (torch.stack([W, W], dim=1), "2 columns, and the network 1 outputs"),

@@ -229,6 +229,16 @@ def test_weights_are_held_out_with_their_rows():
     assert regressor.band_.calibration_ is not None
 
 
+def test_rows_of_weight_zero_are_not_calibrated_on_either():
+    X, y = data(300)
+    w = (np.arange(len(y)) % 3 > 0).astype(float)
+    y[w == 0] += 1000
+    regressor = IntervalRegressor(network(), calibration=0.3, random_state=0).fit(X, y, sample_weight=w)
+    held_out = train_test_split(w, test_size=0.3, random_state=0)[1]
+    assert regressor.band_.calibration_.n_rows == int(held_out.sum())
+    assert regressor.predict_interval(X).width.max() < 100
+
+
 @pytest.mark.parametrize("wrap", [lambda e: e, lambda e: make_pipeline(MinMaxScaler(), e)])
 def test_weights_are_routed_as_scikit_learn_routes_them(wrap):
     X, y = data()

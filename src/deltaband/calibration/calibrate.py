@@ -190,10 +190,10 @@ def _in_units(q: Sequence[np.ndarray], half: np.ndarray) -> list[np.ndarray]:
 
 
 def _with_noise(
-    noise: Sequence[Noise], network: Network, x: Inputs, outputs: np.ndarray, q: Sequence[np.ndarray]
+    noise: Sequence[Noise], network: Network, x: Inputs, outputs: np.ndarray, q: Sequence[np.ndarray], first: int = 0
 ) -> list[np.ndarray]:
     base, prepared = network.features(x), network.prepare(x)
-    log_v = [each.log(prepared, with_output(base, outputs[:, o])) for o, each in enumerate(noise)]
+    log_v = [each.log(prepared, with_output(base, outputs[:, o]), first) for o, each in enumerate(noise)]
     return [np.column_stack(pair) for pair in zip(q, log_v, strict=True)]
 
 
@@ -235,7 +235,7 @@ def calibrate(
         if v is None:  # the first rows show whether the noise is that of rows of weight 1
             v = _learnt(noise if quantiles is None and tune else "none", fits, x.weight is not None)
         if not isinstance(v, str):
-            of_outputs = _with_noise(v, networks[0], x, outputs, of_outputs)
+            of_outputs = _with_noise(v, networks[0], x, outputs, of_outputs, first)
         weighted, crossed = weighted or x.weight is not None, crossed + to.crossed
         ranges, hashes = fits[0].ranges, pair_hashes(networks[0].prepare(x), targets)
         excess = ranges.excess(x)

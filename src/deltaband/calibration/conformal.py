@@ -154,7 +154,8 @@ class ConformalScale:
             height, slope = a[rows, chosen, None], d[rows, chosen, None]
             flatter = d[rows] < slope
             crossing = np.full(flatter.shape, np.inf)
-            np.divide(a[rows] - height, slope - d[rows], out=crossing, where=flatter)
+            with np.errstate(over="ignore"):  # lines that are all but parallel cross at infinity
+                np.divide(a[rows] - height, slope - d[rows], out=crossing, where=flatter)
             following = crossing.argmin(axis=1)
             end = np.maximum(crossing.min(axis=1), start)
             yield rows, chosen, start, end

@@ -26,9 +26,9 @@ NODE_TYPES = {"feature": np.int32, "threshold": float, "left": np.int32, "right"
 
 
 class Noise(Protocol):
-    """A function of rows that returns log v."""
+    """A function of rows that returns log v; `first` is the number of the first row, for what is said of it."""
 
-    def log(self, x: Inputs, features: np.ndarray) -> np.ndarray: ...  # (b, k) -> (b,)
+    def log(self, x: Inputs, features: np.ndarray, first: int = 0) -> np.ndarray: ...  # (b, k) -> (b,)
 
 
 @storable
@@ -74,17 +74,17 @@ class BoostedNoise:
         depth, limits = max(int(nodes["depth"].max()) for nodes in trees), np.log([target.min(), target.max()])
         return cls(baseline, **fields, depth=depth, n_columns=features.shape[1], lowest=limits[0], highest=limits[1])
 
-    def log(self, x: Inputs, features: np.ndarray) -> np.ndarray:
+    def log(self, x: Inputs, features: np.ndarray, first: int = 0) -> np.ndarray:
         if self.n_columns == 1:  # of rows of several formats only the output was used
             features = np.ascontiguousarray(features[:, -1:])
         elif features.shape[1] != self.n_columns:  # such rows were not among the training rows
             return np.full(len(features), self.baseline)
-        first = np.arange(0, self.value.size, self.value.shape[1])  # where each tree begins in the flat arrays
+        roots = np.arange(0, self.value.size, self.value.shape[1])  # where each tree begins in the flat arrays
         row = np.arange(0, features.size, features.shape[1])[:, None]
-        at = np.broadcast_to(first, (len(features), len(first)))
+        at = np.broadcast_to(roots, (len(features), len(roots)))
         for _ in range(self.depth):
             goes_left = features.take(row + self.feature.take(at)) <= self.threshold.take(at)
-            at = first + np.where(goes_left, self.left.take(at), self.right.take(at))
+            at = roots + np.where(goes_left, self.left.take(at), self.right.take(at))
         return np.clip(self.baseline + self.value.take(at).sum(axis=1), self.lowest, self.highest)
 
 
@@ -96,7 +96,7 @@ class GivenNoise:
     function: Callable[[Any], Any]
     takes_features: bool
 
-    def log(self, x: Inputs, features: np.ndarray) -> np.ndarray:
+    def log(self, x: Inputs, features: np.ndarray, first: int = 0) -> np.ndarray:
         given = features if self.takes_features else x.map(Tensor.clone).as_given()
         v = as_tensor(self.function(given), f"the noise that {self.name} returns").cpu().double().numpy()
         if v.shape not in ((len(x),), (len(x), 1)):
@@ -104,11 +104,10 @@ class GivenNoise:
         v = v.reshape(len(x))
         good = (v >= 1 / LARGEST_NOISE) & (v <= LARGEST_NOISE)
         if not good.all():
-            row, expected = (
-                int(np.argmin(good)),
-                f"positive and finite, from {1 / LARGEST_NOISE:g} to {LARGEST_NOISE:g}",
-            )
-            raise ValueError(f"noise={self.name} must be {expected}; it is {v[row]:g} in row {row}")
+            row, limits = int(np.argmin(good)), f"from {1 / LARGEST_NOISE:g} to {LARGEST_NOISE:g}"
+            found = f"must be positive and finite, {limits}; it is {v[row]:g} in row {first + row}"
+            advice = "; take a regressor with a gamma loss or a log link, or neighbours" if self.takes_features else ""
+            raise ValueError(f"noise={self.name} {found}{advice}")
         return np.log(v)
 
 
@@ -130,8 +129,14 @@ def learn(noise: Any, fit: Fit, weighted: bool = False) -> list[Noise] | str:
         if not callable(noise):
             raise TypeError(f"noise must be 'auto', 'none', a regressor or a function, got {describe(noise)}")
         return [GivenNoise(getattr(noise, "__name__", repr(noise)), noise, False)] * fit.n_outputs
+    if is_regressor and (isinstance(noise, type) or not hasattr(noise, "get_params")):
+        what = "one made and not yet fitted, with get_params as scikit-learn's have"
+        raise TypeError(f"noise must be a regressor that can be copied, {what}, got {describe(noise)}")
     if len(fit.residuals) == 0:
-        return "the fit kept no residuals (noise='none', little memory, or a file saved without sample=True)"
+        why = "the fit kept no residuals (noise='none', little memory, or a file saved without sample=True)"
+        if is_regressor:
+            raise ValueError(f"noise={type(noise).__name__} has nothing to learn from: {why}; give a function instead")
+        return why
     if len(fit.residuals) < ROWS_AT_LEAST:
         return f"{len(fit.residuals)} residuals of training rows are too few to learn the noise from"
     columns_of = zip(*([tensor.numpy() for tensor in piece.tensors] for piece in fit.residuals.pieces), strict=True)

@@ -83,7 +83,7 @@ def predict(
                 y = to_numbers(rows, known_targets, data, n, allow_missing=True)
                 for name, column in zip([*inputs, *known_targets], np.hstack([x, y]).T, strict=True):
                     rows = rows.set_column(rows.schema.names.index(name), name, pa.array(column.copy()))
-            given = to_numbers(rows, weights, data, n) if weights else None
+            given = _weights(to_numbers(rows, weights, data, n), sample_weight, data, n)
             others = {} if by_group is None else {"groups": labels(rows, by_group, data, n), "unknown": unknown}
             intervals = _predict(loaded, x, levels, given, kind=kind, side=side, **others)
             mean, lower, upper = interval_arrays(intervals)
@@ -144,7 +144,7 @@ def evaluate(
         if by_group is not None:
             named = {"groups": labels(rows, by_group, data, n), "unknown": unknown}
             found += named["groups"]
-        intervals = _predict(loaded, x, levels, weight if sample_weight else None, **named)
+        intervals = _predict(loaded, x, levels, _weights(weight, sample_weight, data, n), **named)
         parts.append((y, *interval_arrays(intervals)))
         kept += [x] if n + len(x) <= SLAB_ROWS_AT_MOST else []
     y, mean, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -247,6 +247,17 @@ def report(
     with atomic(out, overwrite=force) as temporary:
         temporary.write_text(html, encoding="utf-8")
     print_result({"out": out, "rows": len(y), "by": shown}, f"{len(y):,} rows in {out}", as_json)
+
+
+def _weights(values: np.ndarray, name: str | None, path: Path, n_before: int) -> np.ndarray | None:
+    """Return the weights of rows that are to be predicted, if there are any, all positive."""
+    if name is None:
+        return None
+    if (bad := values[:, 0] <= 0).any():
+        row = int(bad.argmax())
+        where = f"column {name!r} holds the weight {values[row, 0]:g} in row {n_before + row + 1}"
+        raise Refusal(f"{path}: {where}; only a row with a positive weight has an interval")
+    return values
 
 
 def _predict(

@@ -30,6 +30,7 @@ EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only 
 FEWEST_FIRST_ROWS = 8  # rows that `peek` reads at least, where there are as many
 SHUFFLING_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 EXTRAS = ("sample_weight", "clusters")
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-100, 1e100  # beyond these, squares are too small or too large for numbers
 DEFAULT_BATCH_ROWS = 1024  # rows per batch of data that come without batches of their own
 
 Unpack = Callable[[Any], tuple[Any, ...]]  # a batch of any layout -> inputs, targets, and maybe extras
@@ -281,7 +282,12 @@ def with_extras(x: Inputs, sample_weight: Any = None, clusters: Any = None, firs
             raise ValueError(f"sample_weight must have one number per row: {len(w)} weights, {len(x)} rows")
         check_finite(w, "weights", first_row, "remove such rows, or give them weight 0")
         partly = (w > 0).any(dim=1) & (w == 0).any(dim=1)
-        for bad, what in (((w < 0).any(dim=1), "negative"), (partly, "zero for some outputs, and for others not")):
+        extreme = ((w > 0) & ((w < SMALLEST_WEIGHT) | (w > LARGEST_WEIGHT))).any(dim=1)
+        for bad, what in (
+            ((w < 0).any(dim=1), "negative"),
+            (partly, "zero for some outputs, and for others not"),
+            (extreme, f"not from {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"),
+        ):
             if bool(bad.any()):
                 row = first_row + int(bad.nonzero()[0])
                 raise ValueError(f"weights must be positive, or zero to leave a row out; in row {row} it is {what}")

@@ -109,14 +109,14 @@ class FitSpec:
         network = Network(self.companions.get(self.model, self.parameters, self._picks[1]))
         return network.outputs(x).cpu().double().numpy()
 
-    def noise_variances(self, x: Inputs, outputs: Sequence[int], first: int = 0) -> np.ndarray:  # (b, len(outputs))
-        """Return the variances that the network itself predicts, all positive; `first` numbers the first row."""
+    def noise_variances(self, x: Inputs, outputs: Sequence[int], n_returned: int, first: int = 0) -> np.ndarray:
+        """Return the variances (b, len(outputs)) that the network predicts, all positive; `first` is the first row."""
         found = self.companion(x)
-        if found.shape[1] <= max(outputs):
+        if found.shape[1] not in (1, n_returned):
             raise ValueError(
-                f"the model returns {found.shape[1]} variances per row, and output {max(outputs)} has none"
+                f"the model returns {found.shape[1]} variances and {n_returned} predictions per row: give as many, or 1"
             )
-        found = found[:, list(outputs)]
+        found = np.broadcast_to(found, (len(x), n_returned))[:, list(outputs)]
         bad = ~((found > 0) & np.isfinite(found)).all(axis=1)
         if bad.any():
             row = int(bad.argmax())
@@ -134,7 +134,7 @@ class FitSpec:
         if weight is not None:
             x = x.beside(weight=weight, given=weight)
         if self.task.variance is not None:
-            precision = torch.from_numpy(1 / self.noise_variances(x, outputs, first))
+            precision = torch.from_numpy(1 / self.noise_variances(x, outputs, n_returned, first))
             x = x.beside(weight=precision if weight is None else precision * weight)
         return x
 
@@ -146,6 +146,7 @@ class FitSpec:
             )
         if self.task.quantiles is not None and len(x):
             given = np.column_stack([outputs, self.companion(x)])[:, [1, 0, 2]]
+            check_outputs(torch.from_numpy(given), first)
             ordered = np.sort(given, axis=1)
             lower, middle, upper = ordered.T[:, :, None]
             # a width of zero would be no unit

@@ -76,9 +76,12 @@ class Regression:
         else:
             check_callable(variance, "variance")
         if quantiles is not None:
-            quantiles = tuple(float(level) for level in np.atleast_1d(quantiles))
+            given, quantiles = quantiles, ()
+            with suppress(TypeError, ValueError):
+                quantiles = tuple(float(level) for level in np.atleast_1d(given))
             if len(quantiles) != 3 or not 0 < quantiles[0] < quantiles[1] < quantiles[2] < 1:
-                raise ValueError(f"quantiles must be three levels in order, as (0.05, 0.5, 0.95), got {quantiles}")
+                got = quantiles or repr(given)
+                raise ValueError(f"quantiles must be three levels in order, as (0.05, 0.5, 0.95), got {got}")
             if variance is not None:
                 raise ValueError("give variance= or quantiles=, not both")
         if robust is not None:

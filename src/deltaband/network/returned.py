@@ -36,9 +36,23 @@ def mean_and_variance(output: Pick | None, variance: str | Pick) -> tuple[Pick, 
     if output is not None:
         raise ValueError(f"variance={variance!r} is for models that return both; with output= give a function as well")
     what = f"a mean and a {variance.replace('_', '-')}"
-    return partial(part, index=0, of=2, what=what), lambda returned: VARIANCE_FORMS[variance](
-        part(returned, 1, 2, what)
-    )
+
+    def noise(returned: Any) -> Tensor:
+        return _for_each_mean(VARIANCE_FORMS[variance](part(returned, 1, 2, what)), part(returned, 0, 2, what))
+
+    return partial(part, index=0, of=2, what=what), noise
+
+
+def _for_each_mean(variance: Tensor, mean: Tensor) -> Tensor:
+    """Return variances in the shape of the means: those that `GaussianNLLLoss` takes, or one number for all."""
+    if variance.numel() == mean.numel():
+        return variance.reshape(mean.shape)
+    if variance.shape == mean.shape[:-1]:  # of several outputs
+        variance = variance[..., None]
+    if variance.numel() == 1 or (variance.ndim == mean.ndim and variance.shape[-1] in (1, mean.shape[-1])):
+        return variance.expand(mean.shape)
+    shapes = f"variances of shape {tuple(variance.shape)} for means of shape {tuple(mean.shape)}"
+    raise ValueError(f"the model returns {shapes}: give one for each mean, one per row, or one for all")
 
 
 def middle_and_ends(output: Pick | None) -> tuple[Pick, Pick]:

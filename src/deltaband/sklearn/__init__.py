@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.model_selection import train_test_split
-from sklearn.utils import check_array, get_tags, indexable
+from sklearn.utils import _safe_indexing, check_array, get_tags, indexable
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
@@ -84,7 +84,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             X: The training rows, as the estimator takes them.
             y: Their targets (n,), or (n, m) for m outputs.
             sample_weight: The weights (n,) of the rows, for the network and for the band: a row of weight w has the
-                noise variance s²/w. Intervals are for rows of weight 1. Calibration takes the rows as equals.
+                noise variance s²/w. Intervals are for rows of weight 1. Calibration takes the rows as equals; those of
+                weight zero are left out everywhere.
 
         Returns:
             The regressor itself.
@@ -110,7 +111,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             rows = np.arange(len(y)) if weight is None else weight
             parts = train_test_split(X, y, rows, test_size=self.calibration, random_state=self.random_state)
             X, y, held_out = parts[0], parts[2], (parts[1], parts[3])
-            weight = None if weight is None else parts[4]
+            if weight is not None:
+                weight, given = parts[4], np.flatnonzero(parts[5])  # a row of weight zero is none
+                held_out = (_safe_indexing(held_out[0], given), held_out[1][given])
         estimator = clone(self.estimator)
         if issparse(X) and not network.steps:
             raise TypeError("X is sparse, which the network cannot take: give X.toarray(), or a Pipeline that does it")
