@@ -1,4 +1,3 @@
-
 import numpy as np
 import pytest
 import torch
@@ -115,21 +114,34 @@ def test_bounds_are_those_of_full_conformal_prediction(noise, side):
         assert max(accepted) - 1e-9 <= bound <= max(accepted) + 2 * reach / 150 + 1e-9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("n", [39, 150])
-def test_the_guarantee_holds_whatever_was_learnt(noise, n):
-    rng = np.random.default_rng(5)
-    levels, draws, new = (0.5, 0.8, 0.95), 800, 4
-    covered = np.zeros((draws, 3))
+def simulated(noise, n, draws, bounds, new=4, levels=(0.5, 0.8, 0.95)):
+    """Return mean coverage less its level for new rows, and the standard error of that."""
+    rng, covered = np.random.default_rng(5), np.zeros((draws, len(levels)))
     for i in range(draws):
         scales, q = candidates(n + new, rng)
         r = noise(rng, q)
-        lower, upper = ConformalScale.fit(r[:n], q[:n], scales).bounds(q[n:], levels)
+        lower, upper = bounds(ConformalScale.fit(r[:n], q[:n], scales), q[n:], levels)
         covered[i] = ((lower <= r[n:, None]) & (r[n:, None] <= upper)).mean(axis=0)
-    error, excess = covered.std(axis=0) / np.sqrt(draws), covered.mean(axis=0) - levels
+    return covered.mean(axis=0) - levels, covered.std(axis=0) / np.sqrt(draws)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(("n", "draws"), [(19, 2000), (150, 800)])
+def test_the_guarantee_holds_whatever_was_learnt(noise, n, draws):
+    excess, error = simulated(noise, n, draws, ConformalScale.bounds)
     assert (excess > -3 * error).all(), excess
     assert (excess < 1 / (n + 1) + 0.01 + 3 * error).all(), excess
+
+
+@pytest.mark.slow
+def test_the_simulation_finds_a_choice_that_the_new_row_has_no_part_in():
+    def by_calibration_rows_alone(scale, q, levels):
+        bound = scale.scale(q)[:, None] * [scale.quantile(level) for level in levels]
+        return -bound, bound
+
+    excess, error = simulated(as_learnt, 19, 2000, by_calibration_rows_alone)
+    assert excess[-1] < -3 * error[-1]
 
 
 def heteroscedastic(rng, X):

@@ -333,7 +333,7 @@ def test_weights_in_the_wrong_place_are_refused():
     with pytest.raises(TypeError, match="may have sample_weight and clusters, got 'weights'"):
         PredictionIntervals(mlp(), batch=lambda b: (b[0], b[1], {"weights": b[2]})).fit(loader(), progress=False)
     partly, weights = torch.stack([W, W * (torch.arange(N) > 3)], dim=1), torch.stack([W, W, W], dim=1)
-    with pytest.raises(ValueError, match="zero for some outputs"):
+    with pytest.raises(ValueError, match=r"zero for some outputs, and for others not \(fit each output alone"):
         PredictionIntervals(mlp(), damping=DAMPING).fit(X, Y, sample_weight=partly, progress=False)
     band = PredictionIntervals(mlp(), damping=DAMPING).fit(X, Y, progress=False)
     with pytest.raises(ValueError, match="a row of weight zero has no interval"):

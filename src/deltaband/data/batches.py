@@ -285,7 +285,10 @@ def with_extras(x: Inputs, sample_weight: Any = None, clusters: Any = None, firs
         extreme = ((w > 0) & ((w < SMALLEST_WEIGHT) | (w > LARGEST_WEIGHT))).any(dim=1)
         for bad, what in (
             ((w < 0).any(dim=1), "negative"),
-            (partly, "zero for some outputs, and for others not"),
+            (
+                partly,
+                "zero for some outputs, and for others not (fit each output alone, outputs=, to the rows that have it)",
+            ),
             (extreme, f"not from {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"),
         ):
             if bool(bad.any()):
