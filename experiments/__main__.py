@@ -19,6 +19,7 @@ COMMANDS = {
     "misuse": "what is said of data that are not what a network was trained on",
     "digits": "which inputs not to trust: widths of a classifier's intervals against its entropy",
     "logodds": "the standard deviation of a classifier's log-odds: simulated, and as its intervals say",
+    "optimise": "Bayesian optimisation with a network's posterior against a Gaussian process",
     "report": "Markdown and pictures from the results of all of them",
 }
 

@@ -15,6 +15,7 @@ from . import (
     misuse,
     noise,
     noise_report,
+    optimise,
     paper_report,
     parameters,
 )
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_table(folder / "logodds.csv", logodds.KEY, logodds.markdown),
         write_table(folder / "noise.csv", noise.KEY, noise_report.markdown),
         write_table(folder / "misuse.csv", misuse.KEY, misuse.markdown),
+        optimise.write(folder / "optimise.csv"),
     ]
     if not any(written):
         raise Unusable(f"{folder} holds no results: no rows in methods.csv, score.csv, energy.csv … (see --help)")

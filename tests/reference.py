@@ -58,6 +58,12 @@ def leverage(J: np.ndarray, damping: float, g: np.ndarray) -> float:
     return g @ np.linalg.inv(J.T @ J + damping * np.eye(J.shape[1])) @ g
 
 
+def between(J: np.ndarray, damping: float, g: np.ndarray, other: np.ndarray) -> dict[str, np.ndarray]:
+    """gᵀA⁻¹JᵀJA⁻¹g' and gᵀA⁻¹g' of rows g and g'."""
+    inverse = np.linalg.inv(J.T @ J + damping * np.eye(J.shape[1]))
+    return {"variance": g @ inverse @ J.T @ J @ inverse @ other.T, "leverage": g @ inverse @ other.T}
+
+
 def effective_parameters(J: np.ndarray, damping: float) -> float:
     H = J @ np.linalg.inv(J.T @ J + damping * np.eye(J.shape[1])) @ J.T
     return np.trace(2 * H - H @ H)

@@ -85,6 +85,23 @@ def said_once() -> Iterator[None]:
         _SAID.reset(token)
 
 
+class _Everything(set[object]):
+    """Holds all that there is."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Let `warn` say nothing within the block."""
+    token = _SAID.set(_Everything())
+    try:
+        yield
+    finally:
+        _SAID.reset(token)
+
+
 def warn(*messages: str) -> None:
     """Issue each message as a `DeltabandWarning` that points at the user's line which called the library."""
     # the outermost frame of the package, not the innermost: loaders and hooks of the user may lie in between

@@ -13,16 +13,16 @@ from .errors import warn
 from .fitting.optimiser import damping_rule
 from .fitting.spec import FitSpec
 from .fitting.tasks import Regression
+from .forecaster import Forecaster
 from .network.model_copy import ParameterChoice
 from .online import DeltaScale, Monitor, Online
-from .predictor import Predictor
 from .storage.encoding import storable
 from .transforms import InputTransform
 from .validation import check_int
 
 
 @storable
-class PredictionIntervals(Predictor):
+class PredictionIntervals(Forecaster):
     """Prediction intervals for a trained regression network by the delta method.
 
         ŷ ± t_{n−p*}(α/2) · s · √(1 + q),    q = gᵀ A⁻¹ JᵀJ A⁻¹ g,    A = JᵀJ + λI

@@ -290,8 +290,12 @@ class Predictor(Estimator):
 
     def _in_units(self, x: Any, values: np.ndarray, toward: float | None = None) -> Any:
         """Return values in the units of the targets, which may take more than float32."""
-        dtype = self._fits[0].dtype if self._task.units is None else torch.float64
-        return like(x, values[:, 0] if self._is_single else values, dtype, toward)
+        return like(x, values[:, 0] if self._is_single else values, self._result_dtype, toward)
+
+    @property
+    def _result_dtype(self) -> torch.dtype:
+        """The precision of results in the units of the targets."""
+        return self._fits[0].dtype if self._task.units is None else torch.float64
 
     def _known_damping(self) -> tuple[Fit, ...]:
         """Return the fits, under the λ that a calibration chose where they have none; or raise."""

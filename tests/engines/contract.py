@@ -268,3 +268,23 @@ class EngineContract:
             np.testing.assert_allclose(q, expected, rtol=1e-5, atol=1e-7 * h.max())
             assert covariance.effective_parameters == pytest.approx(p_star, rel=1e-6)
         assert covariance.describe()
+
+    @pytest.mark.parametrize("by", ["variance", "leverage"])
+    @pytest.mark.parametrize("n", [25, N])
+    def test_the_covariance_between_rows_is_the_bilinear_form_of_q_and_h(self, n, by):
+        J = self.J[:n]
+        covariance = self.filled(J, whole=True).finish(DAMPING)
+        rows, others = reference.probes(J)[:7], np.concatenate([J[:3], reference.probes(J)[-4:]])
+        found = covariance.across(batch(others), by)(batch(rows))
+        form = getattr(covariance, by)
+        sums, differences = (
+            form(batch((rows[:, None] + sign * others).reshape(-1, P))).reshape(found.shape) for sign in (1, -1)
+        )
+        scale = np.abs(np.concatenate([sums, differences])).max()
+        # q of a projection is cut off at 0 where it would be less
+        clear = (sums > 0) & (differences > 0)
+        np.testing.assert_allclose(found[clear], (sums - differences)[clear] / 4, rtol=1e-6, atol=1e-8 * scale)
+        assert clear.mean() > 0.5
+        if covariance.is_exact:
+            expected = reference.between(J, DAMPING, rows, others)[by]
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9 * np.abs(expected).max())

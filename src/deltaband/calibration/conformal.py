@@ -63,10 +63,18 @@ class ConformalScale:
     @property
     def damping(self) -> float:
         """λ of the best candidate; where that is the constant width, which has none, of the best of the others."""
-        losses = _negative_log_likelihood(self.sum_squares, self.log_weight, len(self.signed))
-        varying = np.where(self.scales.b > 0, losses, np.inf)
+        varying = np.where(self.scales.b > 0, self.losses, np.inf)
         best = int(varying.argmin()) if self.scales.b.any() else self.best
         return float(self.scales.dampings[self.scales.damping_index[best]])
+
+    @property
+    def losses(self) -> np.ndarray:  # (C,)
+        """Return how unlikely the calibration rows are under each candidate."""
+        return _negative_log_likelihood(self.sum_squares, self.log_weight, len(self.signed))
+
+    def root_mean_square(self, candidate: int) -> float:
+        """Return that of |r|/σ over the calibration rows."""
+        return self.unit * math.sqrt(float(self.sum_squares[candidate]) / len(self.signed))
 
     @property
     def b(self) -> float:  # of the best candidate, as what follows

@@ -1,6 +1,7 @@
 """The engines: a stream of gradients in, a `Covariance` value out."""
 
-from .base import Accumulator, Cost, Covariance, Engine, Known, register
+from .base import Accumulator, Cost, Engine, Known, register
+from .covariance import Covariance
 from .directions import FrequentDirections, ImportantDirections, RobustFrequentDirections, importance, magnitude
 from .exact import Exact, Problem
 from .fields import concatenated, private, reduced, shared

@@ -5,21 +5,20 @@ Merging, saving, adding up over processes and resuming follow from the fields of
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from ..network.gradient_batch import GradientBatch
 from ..storage import encoding
+from .covariance import Covariance
 from .fields import Total, copied, merged, summed
 
 if TYPE_CHECKING:
     from .exact import Problem
-    from .spectral import SpectralCovariance, Spectrum
 
 E = TypeVar("E", bound="type[Engine]")
 
@@ -259,91 +258,3 @@ class Accumulator(ABC):
         """Return the declared fields of these kinds, or of all."""
         declared = [each for each in fields(self) if "combine" in each.metadata]
         return [each for each in declared if not kinds or each.metadata["combine"] in kinds]
-
-
-@dataclass(frozen=True, eq=False)
-class Covariance(ABC):
-    """The parameter covariance of the delta method, Σ⁻¹ = A⁻¹JᵀJA⁻¹ with A = JᵀJ + λI: a value, nothing changes it.
-
-    `SpectralCovariance` needs one method of an author; otherwise write the abstract ones here. They are given the
-    gradients `g` of b rows, and return float64.
-    """
-
-    damping: float | None  #: λ; None where it is not chosen yet.
-    accumulated: dict[str, Any] | None = field(default=None, kw_only=True, repr=False)  # see Engine.resume
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        encoding.storable(cls)
-
-    @abstractmethod
-    def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
-        """Return q = gᵀ Σ⁻¹ g of each row.
-
-        Args:
-            g: The gradients of b rows.
-        """
-
-    @abstractmethod
-    def leverage(self, g: GradientBatch) -> np.ndarray:  # (b,)
-        """Return h = gᵀ A⁻¹ g of each row.
-
-        Args:
-            g: The gradients of b rows.
-        """
-
-    @property
-    @abstractmethod
-    def effective_parameters(self) -> float:
-        """p* = tr(2H − H²), H = J A⁻¹ Jᵀ."""
-
-    @abstractmethod
-    def eigendecomposed(self) -> SpectralCovariance:
-        """Return the same J as a covariance that answers for every λ."""
-
-    def variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:  # (b, len(dampings))
-        """Return q for several λ.
-
-        Args:
-            g: The gradients of b rows.
-            dampings: The values of λ; one column each.
-        """
-        if (dampings == self.damping).all():
-            return np.repeat(self.variance(g)[:, None], len(dampings), axis=1)
-        return self.eigendecomposed().variances(g, dampings)
-
-    def leverage_and_variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:  # (b, 1 + len(dampings))
-        """Return h, and behind it q for several λ.
-
-        Args:
-            g, dampings: As in `variances`.
-        """
-        return np.column_stack([self.leverage(g), self.variances(g, dampings)])
-
-    def spectrum(self) -> Spectrum:
-        """Return the singular values of J and the matching eigenvalues of Σ⁻¹."""
-        return self.eigendecomposed().spectrum()
-
-    @property
-    def error_bound(self) -> float:
-        """‖JᵀJ − what stands in for it‖₂ is at most this, rounding aside; 0 where it is exact, NaN if not certified."""
-        return math.nan
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether nothing stands in for JᵀJ."""
-        return self.error_bound == 0.0
-
-    @property
-    def missed_parameters(self) -> float:
-        """An upper bound of the part of p* that an approximation has left out; NaN where none is known."""
-        return 0.0 if self.is_exact else math.nan
-
-    @property
-    def resolves_damping(self) -> bool:
-        """Whether an approximation of this size can answer for this λ at all."""
-        return True
-
-    def describe(self) -> str:
-        """Return one line for `summary()`."""
-        return type(self).__name__

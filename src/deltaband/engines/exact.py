@@ -16,7 +16,8 @@ from ..errors import SingularMatrixError, not_regular, warn
 from ..machine import free_memory
 from ..network.gradient_batch import GradientBatch, add_gram, check_in_place, coordinates, kernel
 from ..storage.encoding import storable
-from .base import Accumulator, Cost, Covariance, Engine, Known, register
+from .base import Accumulator, Cost, Engine, Known, register
+from .covariance import By, Covariance, Products
 from .fields import concatenated, reduced, shared
 from .spectral import EigenbasisCovariance, SpectralCovariance
 
@@ -149,6 +150,26 @@ class ExactCovariance(Covariance):
     def leverage(self, g: GradientBatch) -> np.ndarray:
         h = _squared_norms(half_solve(self.matrix, coordinates(g, self.J)))
         return h if self.J is None else np.maximum(g.squared_norms - h, 0.0) / self.damping
+
+    def across(self, other: GradientBatch, by: By = "variance") -> Products:
+        solved, J = self._solve(k := coordinates(other, self.J)), self.J
+        if by == "variance":  # without the difference of nearly equal numbers that q is in the primal form
+            right = self._solve(self._times(solved) if J is None else solved)
+            return lambda g: coordinates(g, J).T @ right
+        if J is None:
+            return lambda g: coordinates(g, None).T @ solved
+        half = half_solve(self.matrix, k)
+        return lambda g: (g.inner(other) - half_solve(self.matrix, coordinates(g, J)).T @ half) / self.damping
+
+    def _solve(self, B: np.ndarray) -> np.ndarray:
+        """Return A⁻¹B."""
+        return half_solve(self.matrix, half_solve(self.matrix, B), transposed=True)
+
+    def _times(self, B: np.ndarray) -> np.ndarray:
+        """Return JᵀJ·B or K·B, of the upper triangle above the factor."""
+        from scipy.linalg import blas
+
+        return blas.dsymm(1.0, self.matrix, B, lower=0) + (self.diagonal - self.matrix.diagonal())[:, None] * B
 
     def gram(self) -> np.ndarray:
         M = self.matrix.copy(order="F")

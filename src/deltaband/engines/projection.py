@@ -25,10 +25,11 @@ from ..errors import not_regular
 from ..network.gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch
 from ..network.layers.projection import Projection
 from ..validation import check_int
-from .base import Cost, Covariance, Engine, Known, register
+from .base import Cost, Engine, Known, register
+from .covariance import By, Covariance, Products
 from .exact import Exact, ExactRows, Problem, accumulated_fields
 from .fields import reduced
-from .spectral import SpectralCovariance
+from .spectral import SpectralCovariance, products
 
 FORMING_FLOPS = 250.0  # of a matrix product, while a number of a gradient is formed and projected: 5 to 8 ns
 
@@ -156,6 +157,14 @@ class ProjectedCovariance(SpectralCovariance):
     def leverage_and_variances(self, g: GradientBatch, dampings: np.ndarray) -> np.ndarray:
         weights = [self._equivalent().y, *(self._equivalent(damping).variance_weights for damping in dampings)]
         return np.maximum(self._weighed(g, np.stack(weights, axis=1)), 0.0)
+
+    def across(self, other: GradientBatch, by: By = "variance") -> Products:
+        """The same on projected rows; by "variance" a difference, as q is, so that far from all rows it is noise."""
+        equivalent, m = self._equivalent(), len(self.eigenvalues)
+        weights = equivalent.variance_weights if by == "variance" else equivalent.y
+        projected = GradientBatch.concatenate(_projected(other, self.S))
+        of = products(self.exact.projections, weights[:m], weights[m] if m < self.S.dim else None, projected)
+        return lambda g: np.concatenate([of(batch) for batch in _projected(g, self.S)])
 
     def describe(self) -> str:
         return f"random projection of {self.S.n_parameters:,} to {self.S.dim:,} dimensions"

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..network.gradient_batch import GradientBatch
 from ..storage.encoding import storable
+from .covariance import Products
 from .spectral import SpectralCovariance
 
 LARGEST_LEVERAGE = 1 - 1e-9  # of a training row that HC2 and HC3 have an answer for
@@ -50,6 +51,11 @@ class Sandwich:
         """Return q of rows; `covariance` has the directions."""
         z = covariance.projections(g)
         return np.maximum(np.einsum("bi,bi->b", z @ self.matrix, z), 0.0)
+
+    def across(self, covariance: SpectralCovariance, other: GradientBatch) -> Products:
+        """Return the function of rows g that returns gᵀA⁻¹MA⁻¹g' for each row g' of another batch."""
+        right = self.matrix @ covariance.projections(other).T
+        return lambda g: covariance.projections(g) @ right
 
     def describe(self) -> str:
         clusters = "" if self.n_clusters is None else f" over {self.n_clusters:,} clusters"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..network.gradient_batch import GradientBatch, add_gram, coordinates
 from ..storage.encoding import storable
-from .base import Covariance
+from .covariance import By, Covariance, Products
 
 
 class Spectrum(NamedTuple):
@@ -106,6 +107,16 @@ class SpectralCovariance(Covariance):
         if self.added_tail is not None:
             return h + rho * self.added_tail.leverage(self.eigenvalues, damping)
         return h + rho / (self.floor + damping) if self.floor + damping else h
+
+    def across(self, other: GradientBatch, by: By = "variance") -> Products:
+        e, damping, tail = self.eigenvalues, self.chosen_damping, self.added_tail
+        if by == "variance":
+            weights, rest = sigma(e, damping), 0.0 if tail is None else float(tail.variance(e, damping))
+        else:
+            unheld = self.floor + damping
+            rest = (1 / unheld if unheld else 0.0) if tail is None else float(tail.leverage(e, damping))
+            weights = self.inverses
+        return products(self.projections, weights, rest if len(e) < other.n_parameters else None, other)
 
     def spectrum(self) -> Spectrum:
         return Spectrum(np.sqrt(self.eigenvalues), sigma(self.eigenvalues, self.chosen_damping))
@@ -223,6 +234,26 @@ class PowerLawTail:
         N, e = self.n_rows, self.eigenvalues
         h = e / (e + damping)
         return h, float(h.sum()) / N, (float((damping / (e + damping)).sum()) + N - len(e)) / N
+
+
+def products(
+    projections: Callable[[GradientBatch], np.ndarray], weights: np.ndarray, rest: float | None, other: GradientBatch
+) -> Products:
+    """Return the function of g that returns Σ wⱼ (vⱼ·g)(vⱼ·g') + rest·(g·g' − Σ (vⱼ·g)(vⱼ·g')) for the rows g'.
+
+    Args:
+        projections: Returns vⱼ·g of rows, (b, r).
+        weights: wⱼ.
+        rest: The weight of all other directions; None or 0 where they have none.
+        other: The rows g'.
+    """
+    right = ((weights - (rest or 0.0)) * projections(other)).T
+
+    def of(g: GradientBatch) -> np.ndarray:
+        found = projections(g) @ right
+        return found + rest * g.inner(other) if rest else found
+
+    return of
 
 
 def power_law(energy: float, count: int, largest: float, after: int) -> np.ndarray:  # (count,)

@@ -113,12 +113,16 @@ class Fit:
         return np.sqrt(self.losses / np.where(nu > 0, nu, np.nan))
 
     def half_width(self, level: float, side: Side = "both") -> np.ndarray:  # (m,)
-        """Return t·s, an interval's half width divided by √(1 + q); t has G − 1 degrees of freedom with G clusters."""
+        """Return t·s, an interval's half width divided by √(1 + q)."""
         from scipy.special import stdtrit
 
+        return stdtrit(self.t_freedom, (1 + level) / 2 if side == "both" else level) * self.noise_std
+
+    @property
+    def t_freedom(self) -> np.ndarray:  # (m,)
+        """Return the degrees of freedom of the interval's t: n − p*, with G clusters G − 1."""
         n_clusters = None if self.sandwich is None else self.sandwich.n_clusters
-        freedom = self.degrees_of_freedom if n_clusters is None else n_clusters - 1
-        return stdtrit(freedom, (1 + level) / 2 if side == "both" else level) * self.noise_std
+        return self.degrees_of_freedom if n_clusters is None else np.full(self.n_outputs, n_clusters - 1.0)
 
     def variance(self, g: GradientBatch) -> np.ndarray:  # (b,)
         """Return q of rows by the formula, in units of 1/`variance_factors`."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..data.batches import read_targets
 from ..data.inputs import as_tensor, check_finite
+from ..distributions import Distribution
 from ..results import Intervals
 from .intervals import interval_scores, levels_of, read, result
 
@@ -42,11 +43,13 @@ def crps(y: Any, forecast: Any) -> float | np.ndarray:
 
     Of intervals it is the integral ½·∫ α·S(α) dα of their interval scores S over α = 1 − level, by the trapezoid rule
     over the levels there are, the prediction being the interval of level 0. A few levels give a rough value, which
-    serves to compare intervals of the same levels. Of draws it is exact for their empirical distribution.
+    serves to compare intervals of the same levels. Of draws it is exact for their empirical distribution, and of what
+    `predict_distribution` returns for that.
 
     Args:
         y: The targets, (n,), (n, 1) or (n, m).
-        forecast: `Intervals` with two bounds and a level or several, or draws (n, draws) or (n, m, draws).
+        forecast: A `Distribution`, `Intervals` with two bounds and a level or several, or draws (n, draws) or
+            (n, m, draws).
 
     Returns:
         The score, in the units of `y`, lower is better: a float, or (m,) for m outputs.
@@ -54,6 +57,11 @@ def crps(y: Any, forecast: Any) -> float | np.ndarray:
     Raises:
         ValueError: If shapes do not fit together, or intervals have one bound only.
     """
+    if isinstance(forecast, Distribution):
+        scores = forecast.crps(y)
+        if len(scores) == 0:
+            raise ValueError("there are no rows")
+        return scores.mean(axis=0) if scores.ndim > 1 else float(scores.mean())
     if not isinstance(forecast, Intervals):
         return _crps_of_draws(y, forecast)
     targets, mean, lower, upper = read(y, forecast)

@@ -285,7 +285,7 @@ class Network:
         with plain_autograd(self.device):
             for row in x.split(1):
                 y = self._fresh(row)[0, group]
-                rows.append(torch.stack([_gradient(value, varied) for value in y]))
+                rows.append(torch.stack([gradient(value, varied) for value in y]))
                 outputs.append(y.detach())
         return torch.stack(outputs), torch.stack(rows, dim=1)
 
@@ -330,7 +330,7 @@ def _reduced(values: Tensor) -> Tensor:
     return values.float() @ directions / k**0.5
 
 
-def _gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
+def gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
     """Compute the gradient of one number; the graph is kept."""
     if not y.requires_grad:  # a row may go past all of them
         return torch.cat([torch.zeros_like(w).flatten() for w in varied])
