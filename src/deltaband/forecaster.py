@@ -293,6 +293,9 @@ class Forecaster(Predictor):
 
         Args:
             by: As in `covariance`.
+
+        Raises:
+            ValueError: If the formula has no answer, and for a network that predicts quantiles.
         """
         check_choice(by, "by", ("variance", "leverage"))
         if self._task.quantiles is not None:
