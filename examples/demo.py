@@ -1,13 +1,16 @@
 """A tour of deltaband in a minute: `python -m examples.demo`, or `make demo`.
 
-Two networks are trained, three engines put intervals around their predictions, and two pictures are saved.
+Two networks are trained, three engines put intervals around their predictions, and two pictures are saved,
+each for light and for dark pages.
 """
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import matplotlib.style
 import numpy as np
 import scipy.linalg  # noqa: F401 - threadpoolctl limits the libraries that are loaded by now
 import torch
@@ -21,6 +24,8 @@ from deltaband.cli.output import format_table
 from deltaband.engines import Engine
 
 TRAINING_STEPS = 3000
+GREY = "#8a8f94"  # on white and on black
+DARK_PAGE = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
 METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
 HEADER = ("data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds")  # of the table
 
@@ -34,10 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
     pictures, scores = [], []
     with threadpool_limits(1):  # matrices this small gain nothing from a second core, and lose minutes where it is busy
         for make, draw, size in ((gap, _draw_gap, (8, 4.2)), (diabetes, _draw_diabetes, (12, 4.5))):
-            problem, figure = make(given.steps), Figure(figsize=size, layout="constrained")
-            draw(problem, figure)  # before the engines are timed: torch has warmed up then
-            pictures.append(given.out / f"{problem.name}.png")
-            figure.savefig(pictures[-1], dpi=160)
+            problem = make(given.steps)  # drawn before the engines are timed: torch has warmed up then
+            pictures += _save(problem, draw, size, given.out)
             scores += compare(problem)
     print(format_table([dict(zip(HEADER, score.values(), strict=True)) for score in scores]))
     print(f"\nsaved {' and '.join(map(str, pictures))}")
@@ -112,13 +115,26 @@ def compare(problem: Problem) -> list[dict[str, Any]]:
     return scores
 
 
+def _save(
+    problem: Problem, draw: Callable[[Problem, Any], None], size: tuple[float, float], folder: Path
+) -> list[Path]:
+    """Save the picture of a problem for light and for dark pages."""
+    paths = [folder / f"{problem.name}.png", folder / f"{problem.name}-dark.png"]
+    for path, style in zip(paths, ([], ["dark_background", DARK_PAGE]), strict=True):
+        with matplotlib.style.context(style):
+            figure = Figure(figsize=size, layout="constrained")
+            draw(problem, figure)
+            figure.savefig(path, dpi=160)
+    return paths
+
+
 def _draw_gap(problem: Problem, figure: Any) -> None:
     grid = np.linspace(-3.5, 3.5, 401)
     intervals = problem.fit(Exact()).predict(grid[:, None], level=[0.5, 0.95])
     ax = figure.add_subplot(xlabel="x", ylabel="y")
     plots.band(grid, intervals, data=(problem.x, problem.y), truth=(grid, np.sin(1.6 * grid)), ax=ax)
-    ax.annotate("", (-1, -2.1), (1, -2.1), arrowprops={"arrowstyle": "<->", "color": plots.GREY})
-    ax.text(0, -2.17, "no data here", ha="center", va="top", color=plots.GREY)
+    ax.annotate("", (-1, -2.1), (1, -2.1), arrowprops={"arrowstyle": "<->", "color": GREY})
+    ax.text(0, -2.17, "no data here", ha="center", va="top", color=GREY)
     ax.set_ylim(-2.5, 2.1)
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from deltaband import Exact, ImportantDirections, Intervals, PredictionIntervals, plots
+from deltaband.display import LIGHT
 from deltaband.engines import Spectrum
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +128,7 @@ def test_sorted_by_width_goes_from_narrow_to_wide_around_the_prediction(evaluate
 
 def test_misses_stand_out(evaluated):
     _, covered, missed = plots.sorted_by_width(*evaluated).collections
-    assert to_hex(missed.get_facecolor()[0]) == plots.VERMILLION
+    assert to_hex(missed.get_facecolor()[0]) == LIGHT["vermillion"]
     assert np.ptp(covered.get_facecolor()[0, :3]) < 0.1  # a grey
     assert missed.get_sizes()[0] > covered.get_sizes()[0]
 
@@ -204,11 +205,6 @@ def test_each_picture_without_axes_has_a_figure_of_its_own(x):
     assert first.figure is not second.figure
 
 
-def test_a_tint_lies_between_white_and_the_colour():
-    assert plots._tint(plots.BLUE, 0.0) == (1.0, 1.0, 1.0)
-    assert plots._tint(plots.BLUE, 1.0) == pytest.approx(to_rgb(plots.BLUE))
-
-
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, x, evaluated):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -219,3 +215,15 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, x, evalu
     ):
         with pytest.raises(ImportError, match=r"pip install 'deltaband\[plots\]'"):
             draw()
+
+
+def test_colours_follow_the_background():
+    intervals = Intervals(np.zeros(3), -np.ones(3), np.ones(3), 0.9)
+    colours = {}
+    for name, facecolor in (("light", "white"), ("dark", "black"), ("transparent", "none")):
+        figure = plt.figure(facecolor=facecolor)
+        ax = plots.band(np.arange(3.0), intervals, data=([0.0], [0.0]), ax=figure.add_subplot(facecolor=facecolor))
+        colours[name] = [each.get_facecolor()[0, :3].mean() for each in ax.collections]
+    assert colours["light"] == colours["transparent"]
+    assert colours["light"][1] < 0.2 < colours["light"][0]
+    assert colours["dark"][0] < 0.5 < colours["dark"][1]

@@ -1,12 +1,15 @@
-"""Figures of intervals, drawn with matplotlib on the given Axes or on those of a new figure."""
+"""Figures of intervals, drawn with matplotlib on the given Axes or on those of a new figure.
+
+Colours follow the background of the Axes: `plt.style.use("dark_background")` gives figures for dark pages.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .display import LIGHT, resolved_spectrum
+from .display import DARK, LIGHT, resolved_spectrum
 from .engines import Spectrum
 from .metrics import coverage
 from .results import Intervals, level_names, to_numpy
@@ -17,7 +20,6 @@ if TYPE_CHECKING:  # matplotlib is an extra, loaded when a figure is drawn
 
 XY = tuple[Any, Any] | None
 
-BLUE, VERMILLION, GREY, INK = LIGHT["blue"], LIGHT["vermillion"], LIGHT["grey"], "#222222"
 MIN_TINT, MAX_TINT = 0.2, 0.55  # the share of blue in the widest and in the narrowest of nested intervals
 
 
@@ -43,20 +45,20 @@ def band(
     names = _interval_names(intervals, lower.shape[1])
     widest_first = np.argsort(-(upper - lower).mean(axis=0), kind="stable")
 
-    ax = _axes(ax)
+    ax, colours = _axes(ax)
     for j, tint in zip(widest_first, np.linspace(MIN_TINT, MAX_TINT, len(names)), strict=True):
-        colour = _tint(BLUE, tint)
+        colour = colours.tint(tint)
         ax.fill_between(inputs[order], lower[:, j], upper[:, j], color=colour, linewidth=0, label=names[j])
     if truth is not None:
         curve_x, curve_y = _columns(truth_x=truth[0], truth_y=truth[1])
         along = np.argsort(curve_x, kind="stable")
-        ax.plot(curve_x[along], curve_y[along], color=INK, linewidth=1.5, linestyle=(0, (4, 2)), label="truth")
-    ax.plot(inputs[order], mean[order], color=BLUE, linewidth=2, label="prediction")
+        ax.plot(curve_x[along], curve_y[along], color=colours.ink, linewidth=1.5, linestyle=(0, (4, 2)), label="truth")
+    ax.plot(inputs[order], mean[order], color=colours.blue, linewidth=2, label="prediction")
     points: dict[str, Any] = {"s": 16, "alpha": 0.75, "linewidths": 0, "zorder": 3}
     if data is not None:
-        ax.scatter(*_columns(data_x=data[0], data_y=data[1]), color=INK, label="training data", **points)
+        ax.scatter(*_columns(data_x=data[0], data_y=data[1]), color=colours.ink, label="training data", **points)
     if targets is not None:
-        ax.scatter(*_columns(x=x, targets=targets), color=VERMILLION, label="targets", **points)
+        ax.scatter(*_columns(x=x, targets=targets), color=colours.vermillion, label="targets", **points)
     ax.margins(x=0)
     ax.legend(frameon=False)
     return ax
@@ -127,10 +129,13 @@ def sorted_by_width(y: Any, intervals: Intervals, *, ax: Axes | None = None) -> 
     position = np.arange(1, len(error) + 1)
     (name,) = _interval_names(intervals, 1)
 
-    ax = _axes(ax)
-    ax.fill_between(position, low, high, step="mid", color=_tint(BLUE, MIN_TINT), linewidth=0, label=name)
-    ax.axhline(0, color=BLUE, linewidth=1)
-    for rows, colour, size, outcome in ((covered, GREY, 18, "covered"), (~covered, VERMILLION, 34, "missed")):
+    ax, colours = _axes(ax)
+    ax.fill_between(position, low, high, step="mid", color=colours.tint(MIN_TINT), linewidth=0, label=name)
+    ax.axhline(0, color=colours.blue, linewidth=1)
+    for rows, colour, size, outcome in (
+        (covered, colours.grey, 18, "covered"),
+        (~covered, colours.vermillion, 34, "missed"),
+    ):
         label = f"{outcome}: {rows.sum()}"
         ax.scatter(position[rows], error[rows], s=size, color=colour, linewidths=0, zorder=3, label=label)
     nominal = f" (nominal {name.removesuffix(' interval')})" if intervals.level is not None else ""
@@ -164,18 +169,40 @@ def spectra(approximate: Spectrum, exact: Spectrum | None = None, *, ax: Axes | 
         first = 1 + int(np.abs(exact.singular_values - approximate.singular_values[0]).argmin())
         curves = [(exact, 1, ":", ", exact"), (approximate, first, "-", ", approximate")]
 
-    ax = _axes(ax)
+    ax, colours = _axes(ax)
     for spectrum, start, style, suffix in curves:
         d, eigenvalues = resolved_spectrum(*spectrum)
         index = np.arange(start, start + len(d))
-        ax.plot(index, d, color=BLUE, linestyle=style, linewidth=2, label=f"singular values of J{suffix}")
-        ax.plot(index, eigenvalues, color=VERMILLION, linestyle=style, linewidth=2, label=f"eigenvalues of Σ⁻¹{suffix}")
+        ax.plot(index, d, color=colours.blue, linestyle=style, linewidth=2, label=f"singular values of J{suffix}")
+        ax.plot(
+            index,
+            eigenvalues,
+            color=colours.vermillion,
+            linestyle=style,
+            linewidth=2,
+            label=f"eigenvalues of Σ⁻¹{suffix}",
+        )
     ax.set(xscale="log", yscale="log", xlabel="index")
     ax.legend(frameon=False)
     return ax
 
 
-def _axes(ax: Axes | None) -> Axes:
+class _Colours(NamedTuple):
+    """The colours that can be read on a background."""
+
+    blue: str
+    vermillion: str
+    grey: str
+    ink: str
+    background: tuple[float, ...]
+
+    def tint(self, strength: float) -> tuple[float, ...]:
+        """Mix blue with the background. Transparent bands would add up, and let grid lines shine through."""
+        blue = (int(self.blue[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        return tuple(b + strength * (c - b) for b, c in zip(self.background, blue, strict=True))
+
+
+def _axes(ax: Axes | None) -> tuple[Axes, _Colours]:
     if ax is None:
         try:
             import matplotlib.pyplot as plt
@@ -183,7 +210,10 @@ def _axes(ax: Axes | None) -> Axes:
             raise ImportError("figures need matplotlib: pip install 'deltaband[plots]'") from error
         _, ax = plt.subplots(figsize=(7, 4), layout="constrained")
     ax.spines[["top", "right"]].set_visible(False)
-    return ax
+    facecolors = (ax.get_facecolor(), ax.figure.get_facecolor(), (1.0, 1.0, 1.0, 1.0))  # with transparency
+    background = next(colour[:3] for colour in facecolors if colour[3] > 0)
+    palette, ink = (DARK, "#e6e6e6") if sum(background) < 1.5 else (LIGHT, "#222222")
+    return ax, _Colours(palette["blue"], palette["vermillion"], palette["grey"], ink, background)
 
 
 def _of_output(values: Any, output: int, m: int) -> Any:  # (n, m) -> (n,)
@@ -204,8 +234,3 @@ def _columns(**given: Any) -> list[np.ndarray]:
     if len(set(lengths)) > 1:
         raise ValueError(f"{' and '.join(given)} must have as many rows, got {' and '.join(map(str, lengths))}")
     return [array.reshape(-1) for array in arrays.values()]
-
-
-def _tint(colour: str, strength: float) -> tuple[float, ...]:
-    """Mix the colour with white. Transparent bands would darken each other, and let grid lines shine through."""
-    return tuple(1 - strength * (1 - int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))

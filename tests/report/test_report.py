@@ -19,7 +19,6 @@ from deltaband import (
     NotFittedError,
     PredictionIntervals,
     metrics,
-    plots,
     report,
 )
 from deltaband.display import DARK, LIGHT, Markup, number
@@ -662,7 +661,6 @@ def test_pages_notebooks_and_figures_have_one_palette(band, rows):
             assert page.count(f"--{name}: {value};") == 1
     for name in ("blue", "vermillion"):
         assert f"var(--{name}, {LIGHT[name]})" in band._repr_html_()
-    assert (LIGHT["blue"], LIGHT["vermillion"], LIGHT["grey"]) == (plots.BLUE, plots.VERMILLION, plots.GREY)
 
 
 def test_a_few_far_away_do_not_flatten_all_others():
