@@ -194,7 +194,7 @@ class _Colours(NamedTuple):
     vermillion: str
     grey: str
     ink: str
-    background: tuple[float, ...]
+    background: np.ndarray
 
     def tint(self, strength: float) -> tuple[float, ...]:
         """Mix blue with the background. Transparent bands would add up, and let grid lines shine through."""
@@ -210,9 +210,9 @@ def _axes(ax: Axes | None) -> tuple[Axes, _Colours]:
             raise ImportError("figures need matplotlib: pip install 'deltaband[plots]'") from error
         _, ax = plt.subplots(figsize=(7, 4), layout="constrained")
     ax.spines[["top", "right"]].set_visible(False)
-    facecolors = (ax.get_facecolor(), ax.figure.get_facecolor(), (1.0, 1.0, 1.0, 1.0))  # with transparency
-    background = next(colour[:3] for colour in facecolors if colour[3] > 0)
-    palette, ink = (DARK, "#e6e6e6") if sum(background) < 1.5 else (LIGHT, "#222222")
+    facecolors = [np.array(each.get_facecolor()) for each in (ax, ax.figure)]  # red, green, blue, opacity
+    background = next((colour[:3] for colour in facecolors if colour[3] > 0), np.ones(3))
+    palette, ink = (DARK, "#e6e6e6") if background.mean() < 0.5 else (LIGHT, "#222222")
     return ax, _Colours(palette["blue"], palette["vermillion"], palette["grey"], ink, background)
 
 
