@@ -319,6 +319,28 @@ def test_a_log_target_gives_bounds_in_the_original_units(nested):
         regressor.predict(X, return_std=True)
 
 
+@pytest.mark.parametrize("calibration", [0.0, 0.3])
+@pytest.mark.parametrize("side", ["upper", "lower"])
+def test_one_side_is_a_bound_at_the_level(side, calibration):
+    X, y = data(400)
+    rising = IntervalRegressor(network(), calibration=calibration, random_state=0).fit(X, y)
+    falling = TransformedTargetRegressor(network(), func=np.negative, inverse_func=np.negative)
+    falling = IntervalRegressor(falling, calibration=calibration, random_state=0).fit(X, y)
+    new, targets = data(600, seed=1)
+    for regressor in (rising, falling):
+        found, both = regressor.predict_interval(new, 0.9, side=side), regressor.predict_interval(new, 0.8)
+        bound, other = (found.upper, -found.lower) if side == "upper" else (-found.lower, found.upper)
+        assert np.isposinf(other).all()
+        assert np.mean((targets if side == "upper" else -targets) <= bound) == pytest.approx(0.9, abs=0.05)
+        if not calibration:
+            end = both.upper if side == "upper" else -both.lower
+            np.testing.assert_allclose(bound, end, rtol=1e-9, atol=1e-12)
+    low = rising.predict_interval(new, 0.1, side=side)
+    assert (low.upper < low.mean if side == "upper" else low.lower > low.mean).all()
+    with pytest.raises(ValueError, match="side must be 'both', 'lower' or 'upper', got 'left'"):
+        rising.predict_interval(new, side="left")
+
+
 def test_a_falling_transform_swaps_the_bounds():
     X, y = data()
     inverse = TransformedTargetRegressor(network(), func=np.reciprocal, inverse_func=np.reciprocal)

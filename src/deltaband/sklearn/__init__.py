@@ -1,4 +1,4 @@
-"""scikit-learn estimators: intervals for a regressor that contains a network, and a fitted band as a regressor."""
+"""scikit-learn estimators: intervals for a regressor that holds a network, a fitted band as a regressor; a scorer."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,10 +18,12 @@ from torch import nn
 from ..engines import Engine
 from ..errors import UnreliableFormulaWarning, warn
 from ..intervals import PredictionIntervals
-from ..results import Intervals, interval_arrays, parse_levels
+from ..results import Intervals, Side, check_kind_and_side, interval_arrays, parse_levels
+from .band import BandRegressor
+from .scoring import IntervalScorer
 from .unwrap import WrappedNetwork, find_network, weight_arguments
 
-__all__ = ["BandRegressor", "IntervalRegressor"]
+__all__ = ["BandRegressor", "IntervalRegressor", "IntervalScorer"]
 
 RELATIVE_TOLERANCE = 1e-3  # between the predictions of the estimator and of its network
 
@@ -187,6 +189,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,
         level: float | Sequence[float] | None = None,
         *,
+        side: Side = "both",
         unknown: Literal["error", "pool"] = "error",
     ) -> Intervals:
         """Return the estimator's prediction with bounds for a new observation, in the units of y.
@@ -196,18 +199,24 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: The rows to predict.
             level: One level, or several for one column each; that of the constructor by default.
+            side: "upper" and "lower" give one bound at the level; the other is infinite.
             unknown: What a group that no calibration row had leads to, as in `PredictionIntervals.predict`.
 
         Returns:
             `Intervals`, which unpack as mean, lower, upper.
         """
         self._check_inputs(X)
+        check_kind_and_side("observation", side)
         network, mean = self._fitted_network(), _predict(self.estimator_, X)
         groups = None if self.band_.calibration_ is None else self._groups(X)
-        asked = self.level if level is None else level
-        found = self.band_.predict(network.inputs(X), asked, groups=groups, unknown=unknown)
+        asked, inputs, of_network = self.level if level is None else level, network.inputs(X), side
+        if side != "both" and network.units.is_decreasing(_columns(self.band_.predict_mean(inputs))):
+            of_network = "lower" if side == "upper" else "upper"
+        found = self.band_.predict(inputs, asked, side=of_network, groups=groups, unknown=unknown)
         bounds = network.units.to_original_bounds(*interval_arrays(found, np.float64))
         lower, upper = (bound.reshape(found.lower.shape) for bound in bounds)
+        if side != "both":  # at a low level a bound may lie on the other side of the prediction
+            return Intervals(mean, lower, upper, found.level, found.far)
         middle = mean if lower.ndim == mean.ndim else mean[..., None]  # rounding may have put it outside
         return Intervals(mean, np.minimum(lower, middle), np.maximum(upper, middle), found.level, found.far)
 
@@ -250,54 +259,6 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if len(now) != len(then) or not all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(now, then, strict=True)):
             raise ValueError("the network's weights have changed since fit: call fit again")
         return network
-
-
-@dataclass(eq=False, repr=False)
-class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """A fitted band as a regressor with a standard deviation, for libraries that take such regressors.
-
-    An example is MAPIE's `SplitConformalRegressor(..., conformity_score="std_normalized", prefit=True)`, conformalised
-    on other rows than the band was calibrated on. A band that knows λ needs no calibration of its own for this.
-
-    Args:
-        band: A fitted `PredictionIntervals`.
-    """
-
-    band: PredictionIntervals
-
-    @property
-    def is_fitted(self) -> bool:
-        return hasattr(self.band, "n_rows_")
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self.is_fitted
-
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Return the regressor itself: nothing is trained.
-
-        Args:
-            X, y, sample_weight: Ignored.
-
-        Raises:
-            NotFittedError: If the band is not fitted.
-        """
-        self.band.summary()
-        return self
-
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Return the network's prediction in float64, and with `return_std=True` the scale of the interval's width.
-
-        Args:
-            X: The rows to predict, an array.
-            return_std: Whether to return the scale too.
-
-        Returns:
-            The prediction, or a pair of it and the scale σ(x) that the width of an interval is proportional to.
-        """
-        X = np.asarray(X)
-        if not return_std:
-            return self.band.predict_mean(X).astype(np.float64)
-        return tuple(part.astype(np.float64) for part in self.band.predict_mean_and_scale(X))
 
 
 def _check_targets(y: Any) -> np.ndarray:  # (n,) or (n, m), as given

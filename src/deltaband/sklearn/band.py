@@ -1,0 +1,75 @@
+"""A fitted band as a scikit-learn regressor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+
+from ..intervals import PredictionIntervals
+from ..results import Intervals, Side
+
+
+@dataclass(eq=False, repr=False)
+class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """A fitted band as a regressor with a standard deviation, for libraries that take such regressors.
+
+    An example is MAPIE's `SplitConformalRegressor(..., conformity_score="std_normalized", prefit=True)`, conformalised
+    on other rows than the band was calibrated on. A band that knows λ needs no calibration of its own for this.
+
+    Args:
+        band: A fitted `PredictionIntervals`.
+    """
+
+    band: PredictionIntervals
+
+    @property
+    def is_fitted(self) -> bool:
+        return hasattr(self.band, "n_rows_")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self.is_fitted
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Return the regressor itself: nothing is trained.
+
+        Args:
+            X, y, sample_weight: Ignored.
+
+        Raises:
+            NotFittedError: If the band is not fitted.
+        """
+        self.band.summary()
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Return the network's prediction in float64, and with `return_std=True` the scale of the interval's width.
+
+        Args:
+            X: The rows to predict, an array.
+            return_std: Whether to return the scale too.
+
+        Returns:
+            The prediction, or a pair of it and the scale σ(x) that the width of an interval is proportional to.
+        """
+        X = np.asarray(X)
+        if not return_std:
+            return self.band.predict_mean(X).astype(np.float64)
+        return tuple(part.astype(np.float64) for part in self.band.predict_mean_and_scale(X))
+
+    def predict_interval(
+        self, X: Any, level: float | Sequence[float] = 0.95, *, side: Side = "both", **given: Any
+    ) -> Intervals:
+        """Return the band's intervals.
+
+        Args:
+            X: The rows to predict, an array.
+            level: One level, or several for one column each.
+            side: "upper" and "lower" give one bound at the level; the other is infinite.
+            given: What else `PredictionIntervals.predict` takes, as `groups`.
+
+        Returns:
+            `Intervals`, which unpack as mean, lower, upper.
+        """
+        return self.band.predict(np.asarray(X), level, side=side, **given)
