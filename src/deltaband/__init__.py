@@ -11,7 +11,7 @@ from .engines import (
     RobustFrequentDirections,
     Spectrum,
 )
-from .errors import ArtefactError, DeltabandWarning, DistributedFitError, NotFittedError
+from .errors import ArtefactError, DeltabandWarning, DistributedFitError, ExportError, NotFittedError
 from .intervals import PredictionIntervals
 from .online import Alarm, Monitor, Online
 from .results import ClassIntervals, ErrorReport, Intervals
@@ -26,6 +26,7 @@ __all__ = [
     "DistributedFitError",
     "ErrorReport",
     "Exact",
+    "ExportError",
     "FrequentDirections",
     "ImportantDirections",
     "Intervals",

@@ -60,6 +60,10 @@ def not_regular(reason: str) -> ValueError:
     return ValueError(f"damping 0 needs a regular JᵀJ, but {reason}: give a positive damping or weight_decay")
 
 
+class ExportError(ValueError):
+    """A band cannot be written as one program of tensors."""
+
+
 class ArtefactError(ValueError):
     """A file is not a band or a checkpoint, is damaged, or does not belong to the model."""
 

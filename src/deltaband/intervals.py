@@ -1,6 +1,8 @@
 """`PredictionIntervals`: fit to a trained network and its training data, then ask for intervals."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -10,12 +12,14 @@ from torch.optim import Optimizer
 from .calibration import calibrate, rule_for
 from .engines import Engine, parse_engine
 from .errors import warn
+from .fitting.fit import Formula
 from .fitting.optimiser import damping_rule
 from .fitting.spec import FitSpec
 from .fitting.tasks import Regression
 from .forecaster import Forecaster
 from .network.model_copy import ParameterChoice
 from .online import DeltaScale, Monitor, Online
+from .results import parse_levels
 from .storage.encoding import storable
 from .transforms import InputTransform
 from .validation import check_int
@@ -187,6 +191,43 @@ class PredictionIntervals(Forecaster):
         warn(*calibration.warnings())  # which may be errors: then nothing has changed
         self._calibration = calibration
         return self
+
+    def export(
+        self,
+        path: str | Path,
+        levels: float | Sequence[float] = 0.95,
+        *,
+        format: Literal["pt2", "onnx"] | None = None,
+        kind: Literal["observation", "mean"] = "observation",
+        x: Any = None,
+    ) -> None:
+        """Write one program that maps inputs to mean, lower and upper bounds, and runs without deltaband.
+
+        It holds the network, the covariance and the calibration as tensors, takes any number of rows, and returns what
+        `predict` does to 1e-5; whether it does is tried before the file is kept. Every engine can be written: the
+        program of `RandomProjection` is the smallest, that of an exact fit holds its p × p or n × n numbers.
+
+        Args:
+            path: The file; a name that ends with .onnx is of that format.
+            levels: The level of the intervals, or several: one column each, in the last dimension.
+            format: "pt2" for `torch.export.load`, or "onnx", which needs the extra `onnx`.
+            kind: As in `predict`.
+            x: Some rows of inputs, whose shapes and types the program takes; those of the training rows by default.
+
+        Raises:
+            ExportError: If the network, a transform or the calibration cannot be written as tensors; it says why.
+            ValueError: If the formula has no answer, or there are too few calibration rows for a level.
+
+        Example:
+            >>> band.export("band.pt2", levels=[0.8, 0.95])  # doctest: +SKIP
+            >>> mean, lower, upper = torch.export.load("band.pt2").module()(x)  # doctest: +SKIP
+        """
+        from .export import export
+
+        chosen, method = parse_levels(levels), self._method(kind)
+        given = chosen[0] if np.ndim(levels) == 0 else chosen
+        fits = method.fits if isinstance(method, Formula) else self.fits_
+        export(path, format, self.spec, fits, method, given, partial(self.predict, level=given, kind=kind), x)
 
     def online(self, level: float = 0.95, method: Literal["aci", "pid", "window"] = "aci", **settings: Any) -> Online:
         """Return intervals for rows in time, whose widths follow how earlier ones have fared; `calibrate` first.

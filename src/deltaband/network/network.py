@@ -308,10 +308,10 @@ class Network:
         """
         x = self.prepare(x)
         if len(x.tensors) == 1 and x.tensors[0].ndim == 2 and x.tensors[0].is_floating_point():
-            return _reduced(x.tensors[0]).numpy()
+            return reduced(x.tensors[0]).numpy()
         return np.concatenate(
             [
-                _reduced(hooks.last_given(self.eval_copy, self.outputs, part)).numpy()
+                reduced(hooks.last_given(self.eval_copy, self.outputs, part)).numpy()
                 for part in x.split(self.chunk_rows(x))
             ]
         )
@@ -322,7 +322,7 @@ class Network:
         return self.evaluate(self.prepare(x)).detach()  # one that differentiates its own outputs needs a graph
 
 
-def _reduced(values: Tensor) -> Tensor:
+def reduced(values: Tensor) -> Tensor:
     values, k = values.cpu(), values.shape[1]
     if k <= MAX_FEATURES:
         return values if values.dtype == torch.float64 else values.float()

@@ -17,7 +17,7 @@ VARIANCE_FORMS: Mapping[str, Pick] = {"variance": torch.Tensor.clone, "log_varia
 def part(returned: Any, index: int, of: int, what: str) -> Tensor:
     """Return one of several parts: of a tuple, or of the columns of a tensor, which are split into as many."""
     if isinstance(returned, Tensor):
-        rows = returned.reshape(len(returned), -1)
+        rows = returned.reshape(returned.shape[0], -1)
         if rows.shape[1] % of == 0:
             return rows[:, index * (rows.shape[1] // of) : (index + 1) * (rows.shape[1] // of)]
     elif isinstance(returned, tuple | list) and len(returned) == of and all(isinstance(r, Tensor) for r in returned):
@@ -63,7 +63,7 @@ def middle_and_ends(output: Pick | None) -> tuple[Pick, Pick]:
         picked = part(returned if output is None else output(returned), index, 3, what)
         if picked[0].numel() != 1:
             raise ValueError(f"the model must return {what} per row, got {3 * picked[0].numel()} numbers")
-        return picked.reshape(len(picked), 1)
+        return picked.reshape(picked.shape[0], 1)
 
     def ends(returned: Any) -> Tensor:
         return torch.cat([quantile(returned, 0), quantile(returned, 2)], dim=1)

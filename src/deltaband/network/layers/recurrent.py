@@ -5,7 +5,7 @@ gradient δₜ of every product Wxₜ within it, and each weight's gradient is �
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,20 @@ def recurrent(layer: nn.RNNBase, args: tuple[Any, ...], deltas: Sequence[Tensor 
         x = given
     else:
         x, delta = given.transpose(0, 1), None if delta is None else delta.transpose(0, 1)
-    if x.ndim != 3 or len(x) != b:
+    if x.ndim != 3 or x.shape[0] != b:
         raise ValueError("a recurrent layer must be given (rows, steps, features)")
     with torch.enable_grad():
         tape = _Tape(layer)
-        pairs = list(zip(_unrolled(layer, tape, x, state, alive), (delta, *of_state), strict=True))
+        pairs = list(zip(unrolled(layer, tape, x, state, alive), (delta, *of_state), strict=True))
         rows = tape.rows([(y, d) for y, d in pairs if d is not None], b)
     trainable = [name for name, w in layer._parameters.items() if w is not None and w.requires_grad]
     return DenseRows(torch.cat([rows[name] for name in trainable], dim=1))
+
+
+class Products(Protocol):
+    """How the products of a layer's weights are computed."""
+
+    def linear(self, which: str, x: Tensor) -> Tensor: ...  # Wx + b for `weight_{which}` and `bias_{which}`
 
 
 class _Tape:
@@ -66,7 +72,7 @@ class _Tape:
         return rows
 
 
-def _unrolled(layer: nn.RNNBase, tape: _Tape, x: Tensor, state: Any, alive: Tensor | None) -> list[Tensor]:
+def unrolled(layer: nn.RNNBase, tape: Products, x: Tensor, state: Any, alive: Tensor | None) -> list[Tensor]:
     """Return (b, t, ·) and states (layers, b, ·). Rows end with `alive`: their state stays what it is from then on."""
     is_lstm, directions = isinstance(layer, nn.LSTM), 2 if layer.bidirectional else 1
     b, steps = x.shape[:2]
@@ -92,7 +98,9 @@ def _unrolled(layer: nn.RNNBase, tape: _Tape, x: Tensor, state: Any, alive: Tens
     return [x, *(torch.stack(states) for states in list(zip(*last, strict=True))[: 1 + is_lstm])]
 
 
-def _cell(layer: nn.RNNBase, tape: _Tape, which: str, of_input: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def _cell(
+    layer: nn.RNNBase, tape: Products, which: str, of_input: Tensor, h: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor]:
     of_state = tape.linear(f"hh_{which}", h)
     if isinstance(layer, nn.LSTM):
         i, f, g, o = (of_input + of_state).chunk(4, dim=1)
