@@ -169,7 +169,7 @@ def test_probabilities_are_uniform_on_new_rows():
 
 
 def test_many_calibration_rows_are_thinned(monkeypatch):
-    monkeypatch.setattr("deltaband.forecaster.MAX_STEPS", 20)
+    monkeypatch.setattr("deltaband.distributions.MAX_STEPS", 20)
     band = made().calibrate(X_CAL, Y_CAL)
     found = band.predict_distribution(NEW)
     assert found.values.shape == (6, 40)

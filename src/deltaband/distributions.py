@@ -12,6 +12,7 @@ import numpy as np
 from .data.batches import read_targets
 from .results import to_numpy
 
+MAX_STEPS = 1_000  # levels of a distribution that is made of intervals
 LEVEL_ROUNDING = 1e-9  # of levels times rows, as that of conformal ranks
 
 
@@ -233,6 +234,27 @@ class Steps(Distribution):
         spread = (w * v * (2 * np.cumsum(w, axis=2) - w - 1)).sum(axis=2)  # half of the mean |Y − Y'|
         scores = (w * np.abs(v - y[:, :, None])).sum(axis=2) - spread
         return np.where(np.isnan(scores), np.inf, scores)  # no finite step at all
+
+
+def levels_of_steps(n_rows: int | None) -> np.ndarray:  # (K,)
+    """Return the levels that n calibration rows tell apart, k/(n + 1), or 1,000 of them."""
+    n = MAX_STEPS if n_rows is None else n_rows
+    return np.unique(np.linspace(1, n, min(n, MAX_STEPS)).round()) / (n + 1)
+
+
+def levels_of(probabilities: Sequence[float]) -> list[float]:
+    """Return the levels of the intervals whose ends are quantiles; that of ½ is the prediction, and has none."""
+    return [abs(2 * each - 1) for each in probabilities if each != 0.5]
+
+
+def ends_of(
+    probabilities: Sequence[float], middle: np.ndarray, lower: np.ndarray, upper: np.ndarray
+) -> np.ndarray:  # (n, m), (n, m, levels) twice -> (n, m, k)
+    """Return the quantiles that are ends of intervals of `levels_of` these probabilities, in their order."""
+    columns, found = iter(range(lower.shape[2])), []
+    for each in probabilities:
+        found.append(middle if each == 0.5 else (lower if each < 0.5 else upper)[:, :, next(columns)])
+    return np.stack(found, axis=2)
 
 
 def parse_probabilities(p: float | Sequence[float]) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from .calibration.overlap import Overlapping
 from .data.batches import DEFAULT_BATCH_ROWS, with_extras
 from .data.inputs import is_loader
-from .distributions import Distribution, Steps, StudentT, parse_probabilities
+from .distributions import Distribution, Steps, StudentT, ends_of, levels_of, levels_of_steps, parse_probabilities
 from .engines.covariance import By
 from .errors import silenced
 from .fitting.fit import Formula, two_bounds
@@ -19,7 +19,6 @@ from .predictor import Predictor
 from .results import Intervals, Side, check_kind_and_side, interval_arrays, like, parse_levels, to_numpy
 from .validation import check_bool, check_choice, check_int
 
-MAX_STEPS = 1_000  # levels of a distribution that is made of intervals
 SMALLEST_LEVEL = 1e-9  # of an interval that holds the prediction, and little else
 
 
@@ -51,14 +50,11 @@ class Forecaster(Predictor):
         if not symmetric:
             upper = self.predict(x, probabilities, side="upper", **given).upper
             return upper[..., 0] if np.ndim(p) == 0 else upper
-        levels = [abs(2 * each - 1) for each in probabilities if each != 0.5]
-        intervals = self.predict(x, [*levels, SMALLEST_LEVEL], **given)
+        intervals = self.predict(x, [*levels_of(probabilities), SMALLEST_LEVEL], **given)
         mean, lower, upper = interval_arrays(intervals)
         middle = mean if self._task.quantiles is None else np.clip(mean, lower[:, :, -1], upper[:, :, -1])
-        columns, found = iter(range(len(levels))), []
-        for each in probabilities:
-            found.append(middle if each == 0.5 else (lower if each < 0.5 else upper)[:, :, next(columns)])
-        values = found[0] if np.ndim(p) == 0 else np.stack(found, axis=2)
+        found = ends_of(probabilities, middle, lower, upper)
+        values = found[:, :, 0] if np.ndim(p) == 0 else found
         return like(intervals.mean, values[:, 0] if self._is_single else values, self._result_dtype)
 
     def predict_distribution(self, x: Any, *, symmetric: bool = True, **given: Any) -> Distribution:
@@ -89,8 +85,7 @@ class Forecaster(Predictor):
         if calibration is None and (units is None or units.affine is not None):
             return self._student(x, **given)
         n_rows = None if calibration is None else calibration.conformal.n_rows
-        n = MAX_STEPS if n_rows is None else n_rows
-        levels = np.unique(np.linspace(1, n, min(n, MAX_STEPS)).round()) / (n + 1)
+        levels = levels_of_steps(n_rows)
         X = self.spec.known_inputs(self.fits_, x)
         self.spec.evaluate(self.fits_, X)  # whatever there is to say of these rows is said
         with silenced():  # about the highest of these levels

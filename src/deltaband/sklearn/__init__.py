@@ -15,8 +15,18 @@ from sklearn.utils import _safe_indexing, check_array, get_tags, indexable
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
+from ..distributions import (
+    Distribution,
+    Steps,
+    StudentT,
+    ends_of,
+    levels_of,
+    levels_of_steps,
+    parse_probabilities,
+)
 from ..engines import Engine
 from ..errors import UnreliableFormulaWarning, warn
+from ..forecaster import SMALLEST_LEVEL
 from ..intervals import PredictionIntervals
 from ..results import Intervals, Side, check_kind_and_side, interval_arrays, parse_levels
 from .band import BandRegressor
@@ -180,9 +190,10 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         mean = _predict(self.estimator_, X)
         if not return_std:
             return mean
-        network = self._fitted_network()
-        z, scale = map(_columns, self.band_.predict_mean_and_scale(network.inputs(X)))
-        return mean, network.std(z, self.noise_std_ * scale).reshape(mean.shape)
+        if (std := self._std(X)) is None:
+            why = "a standard deviation keeps its meaning only under an affine transform of the target"
+            raise ValueError(f"{why}; use predict_interval, whose bounds follow any monotone one")
+        return mean, std.reshape(mean.shape)
 
     def predict_interval(
         self,
@@ -220,6 +231,50 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         middle = mean if lower.ndim == mean.ndim else mean[..., None]  # rounding may have put it outside
         return Intervals(mean, np.minimum(lower, middle), np.maximum(upper, middle), found.level, found.far)
 
+    def predict_quantiles(
+        self,
+        X: Any,
+        alpha: float | Sequence[float] = (0.05, 0.5, 0.95),
+        *,
+        unknown: Literal["error", "pool"] = "error",
+    ) -> np.ndarray:
+        """Return quantiles of new observations, in the units of y: ends of intervals, and the prediction for ½.
+
+        Args:
+            X: The rows to predict.
+            alpha: The probability below, between 0 and 1, or several.
+            unknown: As in `predict_interval`.
+
+        Returns:
+            (n,), or (n, m) for m outputs; for several probabilities with one more axis.
+        """
+        probabilities = parse_probabilities(alpha)
+        intervals = self.predict_interval(X, [*levels_of(probabilities), SMALLEST_LEVEL], unknown=unknown)
+        found = ends_of(probabilities, *interval_arrays(intervals))
+        return found.reshape(*intervals.mean.shape, *([] if np.ndim(alpha) == 0 else [len(probabilities)]))
+
+    def predict_proba(self, X: Any, *, unknown: Literal["error", "pool"] = "error") -> Distribution:
+        """Return the distributions of new observations, in the units of y, as skpro's regressors do.
+
+        Student's t by the formula; after a calibration, or under a transform of the target that is not affine, steps
+        at the bounds of intervals. See `PredictionIntervals.predict_distribution`.
+
+        Args:
+            X: The rows to predict.
+            unknown: As in `predict_interval`.
+
+        Returns:
+            A value with `quantile(p)`, `cdf(y)` and `crps(y)`.
+        """
+        mean, calibration = self.predict(X), self.band_.calibration_
+        std = self._std(X) if calibration is None else None
+        if std is not None:
+            return StudentT(mean, std.reshape(mean.shape), np.concatenate([fit.t_freedom for fit in self.band_.fits_]))
+        n_rows = None if calibration is None else calibration.conformal.n_rows
+        levels = levels_of_steps(n_rows)
+        found = self.predict_interval(X, levels.tolist(), unknown=unknown)
+        return Steps.of_bounds(levels, found.mean, found.lower, found.upper, n_rows)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         if hasattr(self.estimator, "__sklearn_tags__"):
@@ -246,6 +301,12 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if getattr(X, "ndim", 2) == 1 and hasattr(self, "n_features_in_"):
             raise ValueError("Expected 2D array, got 1D array instead. Reshape your data: X.reshape(1, -1) is one row")
         validate_data(self, X, skip_check_array=True, reset=False)
+
+    def _std(self, X: Any) -> np.ndarray | None:
+        """Return the standard deviations of new observations (n, m); None where a transform is not affine."""
+        network = self._fitted_network()
+        z, scale = map(_columns, self.band_.predict_mean_and_scale(network.inputs(X)))
+        return network.std(z, self.noise_std_ * scale)
 
     def _fitted_network(self, needs_noise: bool = True) -> WrappedNetwork:
         """Return the network, which must be that of the fit: users may have trained a frozen one again."""

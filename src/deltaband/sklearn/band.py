@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 
+from ..distributions import Distribution
 from ..intervals import PredictionIntervals
 from ..results import Intervals, Side
 
@@ -73,3 +74,28 @@ class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             `Intervals`, which unpack as mean, lower, upper.
         """
         return self.band.predict(np.asarray(X), level, side=side, **given)
+
+    def predict_quantiles(self, X: Any, alpha: float | Sequence[float] = (0.05, 0.5, 0.95), **given: Any) -> Any:
+        """Return quantiles of new observations.
+
+        Args:
+            X: The rows to predict, an array.
+            alpha: The probability below, between 0 and 1, or several.
+            given: What else `PredictionIntervals.quantile` takes.
+
+        Returns:
+            (n,), or (n, m) for m outputs; for several probabilities with one more axis.
+        """
+        return self.band.quantile(np.asarray(X), alpha, **given)
+
+    def predict_proba(self, X: Any, **given: Any) -> Distribution:
+        """Return the distributions of new observations, as skpro's regressors do.
+
+        Args:
+            X: The rows to predict, an array.
+            given: What else `PredictionIntervals.predict_distribution` takes.
+
+        Returns:
+            A value with `quantile(p)`, `cdf(y)` and `crps(y)`.
+        """
+        return self.band.predict_distribution(np.asarray(X), **given)

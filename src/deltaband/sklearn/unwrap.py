@@ -68,8 +68,8 @@ class WrappedNetwork:
         """The map from the network's outputs to the units of y."""
         return TargetTransform(scaler=self if self.targets else None)
 
-    def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray:  # (n, m), (n, m) -> (n, m)
-        """Return standard deviations of the network's output in the units of y; the transform must be affine."""
+    def std(self, z: np.ndarray, std: np.ndarray) -> np.ndarray | None:  # (n, m), (n, m) -> (n, m)
+        """Return standard deviations of the network's output in the units of y; None if the transform is not affine."""
         if not self.targets:
             return std.astype(np.float64)
         low, high = (z - std).min(axis=0), (z + std).max(axis=0)  # (m,)
@@ -77,8 +77,7 @@ class WrappedNetwork:
         values = self.units.to_original(np.linspace(low, high, GRID_POINTS))
         line = np.linspace(values[0], values[-1], GRID_POINTS)
         if not (np.abs(values - line) <= RELATIVE_ROUNDING * (np.abs(line) + np.abs(values[-1] - values[0]))).all():
-            why = "a standard deviation keeps its meaning only under an affine transform of the target"
-            raise ValueError(f"{why}; use predict_interval, whose bounds follow any monotone one")
+            return None
         return std.astype(np.float64) * np.abs((values[-1] - values[0]) / (high - low))
 
     def module(self) -> nn.Module:
