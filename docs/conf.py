@@ -15,7 +15,7 @@ author = "The deltaband developers"
 copyright = author
 release = metadata.version("deltaband")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
@@ -23,6 +23,8 @@ include_patterns = [
     "experiments/results/*.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "CODE_OF_CONDUCT.md",
+    "SECURITY.md",
 ]
 exclude_patterns = [".*", "build", "dist", "site", "src", "tests", "demo-output", "experiments/networks", "docs/_*"]
 templates_path = ["_templates"]
@@ -51,6 +53,8 @@ nitpick_ignore = [("py:class", name) for name in OTHERS.split()]
 html_theme = "furo"
 html_title = f"deltaband {release}"
 html_static_path = ["_static"]
+html_logo = html_favicon = "_static/logo.svg"
+copybutton_exclude = ".linenos, .gp, .go"  # of a console block the commands alone
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
