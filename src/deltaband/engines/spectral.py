@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..network.gradient_batch import GradientBatch, add_gram, coordinates
@@ -146,6 +148,17 @@ class EigenbasisCovariance(SpectralCovariance):
 
     def projections(self, g: GradientBatch) -> np.ndarray:
         return coordinates(g, self.J).T @ self.W
+
+    def basis(self, like: Tensor) -> Tensor:  # (p, r)
+        """Return all vⱼ where a tensor is and in its precision, for rows in full; they are kept."""
+        if (wanted := (like.device, like.dtype)) not in self._bases:
+            W = torch.from_numpy(self.W)
+            self._bases[wanted] = (W if self.J is None else self.J.rows().cpu().double().T @ W).to(like)
+        return self._bases[wanted]
+
+    @cached_property
+    def _bases(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
+        return {}
 
     def describe(self) -> str:
         return f"exact, in the eigenbasis of {'JᵀJ' if self.J is None else 'JJᵀ'} ({len(self.W):,} × {len(self.W):,})"

@@ -16,7 +16,7 @@ from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
 from ..engines.sandwich import Sandwich
 from ..machine import on_free_cores
-from ..network.gradient_batch import GradientBatch
+from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.layers.hooks import Layers
 from ..network.network import Network, plain_autograd
 from ..results import ErrorReport, Side
@@ -27,6 +27,7 @@ N_ROWS_TO_JUDGE = 8  # from so many rows on it is judged whether the network fit
 FAR_QUANTILE = 0.95  # of leverages of training rows: new rows above it are far from them
 TOLERABLE_WIDTH_ERROR = 0.05
 MANY_ROWS = 256  # whose evaluation takes longer than a look at what else runs on the machine
+WAITING_BYTES = 2**25  # of gradients that wait for others
 QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a moment
 
 Outputs = tuple[int, ...]  # numbers of outputs of the network
@@ -174,7 +175,7 @@ def left_out(h: np.ndarray) -> np.ndarray:
 
 
 class RowBuffer:
-    """Gradients on their way to a function that is faster for many rows at once."""
+    """Gradients on their way to a function that is faster for many rows at once, as long as they take little memory."""
 
     def __init__(self, hand_over: Callable[[GradientBatch], None], rows_at_once: int) -> None:
         self._hand_over, self._rows_at_once = hand_over, rows_at_once
@@ -185,7 +186,7 @@ class RowBuffer:
 
     def add(self, gradients: GradientBatch) -> None:
         self._waiting.append(gradients)
-        if len(self) >= self._rows_at_once:
+        if len(self) >= self._rows_at_once or sum(each.nbytes for each in self._waiting) >= WAITING_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -198,13 +199,13 @@ def evaluate_rows(
     network: Network,
     X: Inputs,
     function: RowFunction,
-    rows_at_once: int = 0,  # of J; 0: as they come
+    rows_at_once: int = 0,  # of J; 0: as many as save work
     first: int = 0,  # the number of the first row in the data
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the network's outputs (n, m) in float64 and the function's value for each of them, (n, m, …)."""
     outputs: list[Tensor] = []
     values: list[np.ndarray] = []
-    buffer = RowBuffer(lambda gradients: values.append(function(gradients)), rows_at_once)
+    buffer = RowBuffer(lambda gradients: values.append(function(gradients)), rows_at_once or PRODUCT_ROWS)
     with plain_autograd(network.device), on_free_cores() if len(X) >= MANY_ROWS else nullcontext():
         rows = network.chunk_rows(X)
         if rows_at_once:
@@ -235,8 +236,9 @@ def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple
     for group in network.groups(x):
         outputs, gradients = network.gradients(x, group)
         check_outputs(outputs, first)
-        norms = torch.from_numpy(gradients.squared_norms).reshape(-1, len(x)).T
-        check_finite(norms, "the network's gradients", first, ADVICE)
+        if not gradients.surely_finite:
+            norms = torch.from_numpy(gradients.squared_norms).reshape(-1, len(x)).T
+            check_finite(norms, "the network's gradients", first, ADVICE)
         yield outputs, gradients
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 * 2**20
 CHUNK_ROWS_AT_LEAST = 64
 MERGED_BYTES = 8 * 2**20  # size up to which blocks are merged
+LARGEST_OF_FACTORS = 1e60  # sums of fourth powers of what is smaller are far from the largest number
 PRODUCT_ROWS = 1024  # rows whose inner products are computed at once
 FORMED_BYTES = 8  # of a number in rows that are formed, at most
 FLOAT64_BYTES = 2**27  # size up to which rows that many others are compared with are kept in float64 as well
@@ -113,6 +114,20 @@ class GradientBatch:
         found = list(self.row_blocks())
         return found[0] if len(found) == 1 else torch.cat(found)
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of what is stored."""
+        stored = (block.stored for block in self.blocks if isinstance(block, StoredBlock))
+        return sum(part.nbytes for parts in stored for part in parts)
+
+    @property
+    def surely_finite(self) -> bool:
+        """Whether a quick look shows that all squared norms are finite, which they may be where it does not."""
+        stored = [part for block in self.blocks if isinstance(block, StoredBlock) for part in block.stored]
+        tensors = [t for part in stored for t in part._tensors.values() if t.is_floating_point() and t.numel()]
+        extremes = [extreme for tensor in tensors for extreme in torch.aminmax(tensor)]
+        return bool(extremes) and bool((torch.stack(extremes).abs() < LARGEST_OF_FACTORS).all())
+
     @cached_property
     def squared_norms(self) -> np.ndarray:  # (b,) float64
         return np.concatenate([sum(part.squared_norms() for part in block.parts()) for block in self.blocks])
@@ -140,7 +155,7 @@ class GradientBatch:
         return np.concatenate([np.concatenate([sum(map(inner, mine, theirs)) for mine in left]) for theirs in right], 1)
 
     def projected(self, S: Projection) -> GradientBatch:
-        """Return gSᵀ, in float64, from layer factors where that is faster."""  # (b, p) -> (b, r)
+        """Return gSᵀ, from layer factors where that is faster."""  # (b, p) -> (b, r)
         return GradientBatch.of(*(S(block.parts()) for block in self.blocks))
 
     @property

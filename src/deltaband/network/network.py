@@ -22,6 +22,7 @@ from .layers.factors import DenseRows, Part
 from .layers.hooks import Layers
 from .model_copy import ModelCopy
 
+CERTIFIED_BYTES = 64 * 2**20
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
 LOOPED_ROWS = 4  # up to so many rows of J are faster by plain autograd than by torch.func
@@ -114,8 +115,9 @@ class Network:
         n_outputs = self.validate(x)
         row_bytes = self._gradient_bytes * self._outputs_at_once(n_outputs) + self._accepted(x).pass_bytes
         fewest = max(1, min(CHUNK_ROWS_AT_LEAST // n_outputs, CHUNK_BYTES_AT_MOST // row_bytes))
-        # certifying a batch takes memory for all weights: it should not be more than that of the rows
-        wanted = CHUNK_BYTES if self.layers is None else max(CHUNK_BYTES, self.n_parameters * self.dtype.itemsize)
+        # certifying a batch takes time and memory for all weights: it should not be more than that of the rows
+        weights = 0 if self.layers is None else self.n_parameters * self.dtype.itemsize
+        wanted = max(CHUNK_BYTES, weights, min(4 * weights, CERTIFIED_BYTES))
         return min(max(min(wanted, CHUNK_BYTES_AT_MOST) // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
     def groups(self, x: Any) -> Iterator[slice]:

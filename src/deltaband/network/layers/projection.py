@@ -9,6 +9,9 @@ of a projection of δ with one of x (TensorSketch: Pham & Pagh 2013, "Fast and s
 feature maps"): in the frequency domain a product, which is summed over positions and layers and transformed back once.
 Where there are many positions, the gradient is formed instead, some columns at a time, and S applied to that: the same
 up to rounding. The column of an entry of a vector has four entries as well, one in each quarter of the rows of S.
+
+All of it is computed where the gradients are, and in their precision: what that rounds off Sg is as small against ‖g‖
+as what it has rounded off g. Long sums are in float64.
 """
 
 from __future__ import annotations
@@ -28,11 +31,14 @@ from .factors import DenseRows, EmbeddingRows, OuterProducts, Part
 
 ENTRIES = 4  # of a column: one has six times the error of q and a bias, eight or sixteen gain nothing
 COLUMNS_AT_ONCE = 10_000  # of gradients that are formed
-NUMBERS_AT_ONCE = 2**19  # of gradients that are formed, or looked up
-TRANSFORMED_AT_ONCE = 2**16  # numbers: within the cache, several times faster
+NUMBERS_AT_ONCE = 2**20  # of gradients that are formed, or looked up
+TRANSFORMED_AT_ONCE = 2**18  # numbers: within the cache, faster
 REMEMBERED_PLACES = 2**14  # of an axis, at most
+ROWS_SIDE_BY_SIDE = 32  # from so many on they are added up a column at a time
 # of r·log₂ r, the time of two transforms and their product over that of one number which is formed and projected
 TRANSFORM = 0.15
+
+Entries = tuple[Tensor, Tensor]  # of some columns of S: where they are and what they are, (count, ·) twice
 
 
 @storable
@@ -44,27 +50,37 @@ class Projection:
     n_parameters: int  # p
     seed: int
 
-    def __call__(self, parts: Sequence[Part]) -> Tensor:  # (b, r) float64
-        """Return gSᵀ, row by row, for gradients given part by part."""
+    def __call__(self, parts: Sequence[Part]) -> Tensor:  # (b, r)
+        """Return gSᵀ, row by row, for gradients given part by part, where they are and in their precision."""
         b, r, first = len(parts[0]), self.dim, 0
-        formed, looked_up, frequencies = FormedColumns(r, b), None, None
+        factored: list[tuple[Weight, OuterProducts]] = []
+        formed, sums = FormedColumns(r, b), []
         for part in parts:
             column = first
             for rows, columns in _shapes(part):
                 weight = Weight(self, column, rows, columns)
                 if isinstance(part, EmbeddingRows):
-                    looked_up = torch.zeros(b, r, dtype=torch.float64, device="cpu") if looked_up is None else looked_up
-                    weight.add_looked_up(part, looked_up)
+                    sums.append(weight.looked_up(part))
                 elif isinstance(part, OuterProducts) and column == first and weight.prefers_factors(part):
-                    if frequencies is None:
-                        frequencies = torch.zeros(b, r // 2 + 1, dtype=torch.complex128, device=part.delta.device)
-                    weight.add_factors(part, frequencies)
+                    factored.append((weight, part))
                 else:
                     weight.add_formed(part, column - first, formed)
                 column += rows * columns
             first = column
-        sums = [formed.projected(), looked_up, None if frequencies is None else torch.fft.irfft(frequencies, n=r).cpu()]
-        return functools.reduce(torch.add, (each for each in sums if each is not None))
+        sums += [self._convolved(factored)] if factored else []
+        return functools.reduce(torch.add, sums + formed.projected())
+
+    def _convolved(self, factored: Sequence[tuple[Weight, OuterProducts]]) -> Tensor:  # (b, r)
+        """Return the sum over weights of S(Σₜ δₜ ⊗ xₜ), some rows at a time: they stay in the cache."""
+        b, positions = len(factored[0][1]), max(part.delta.shape[1] for _, part in factored)
+        at_once = max(1, TRANSFORMED_AT_ONCE // self.dim)
+        n_pieces = max(1, -(-b * positions // at_once))
+        found = []
+        for rows in torch.arange(b).tensor_split(min(n_pieces, max(b, 1))):
+            some = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0)
+            transforms = (weight.transformed(part.take(some), at_once) for weight, part in factored)
+            found.append(torch.fft.irfft(functools.reduce(Tensor.add_, transforms), n=self.dim))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def numbers(self, factors: float, positions: float) -> float:
         """Return how many numbers can be formed and projected in the time of a row: one of so many numbers in all its
@@ -100,71 +116,71 @@ class Weight:
         of_axes = {None: (math.isqrt(ENTRIES), math.isqrt(ENTRIES)), 0: (ENTRIES, 1), 1: (1, ENTRIES)}[self.only_axis]
         return min(of_axes[0], self.S.dim), min(of_axes[1], self.S.dim)
 
-    def places(self, axis: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:  # (stop − start, count) twice
-        """Return the places and signs of some rows, or for axis 1 columns, of the weight."""
+    def places(self, axis: int, start: int, stop: int, like: Tensor) -> Entries:  # (count, stop − start) twice
+        """Return the places and signs of some rows, or for axis 1 columns, of the weight; those of rows are scaled."""
         size, count = (self.rows, self.columns)[axis], self.counts[axis]
         if self.only_axis not in (None, axis):
-            return np.zeros((1, 1), dtype=np.int64), np.ones((1, 1))
-        source = self.S.dim, self.S.seed, self.first, axis, count
+            return like.new_zeros(1, 1, dtype=torch.int64), like.new_ones(1, 1)
+        scale = 1.0 if axis == 1 and self.only_axis is None else 1 / math.sqrt(math.prod(self.counts))
+        source = self.S.dim, self.S.seed, self.first, axis, count, like.device, like.dtype, scale
         if size > REMEMBERED_PLACES:
             return _drawn(*source, start, stop)
         at, signs = _remembered(*source, size)
-        return at[start:stop], signs[start:stop]
+        return at[:, start:stop], signs[:, start:stop]
 
-    def entries(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:  # (stop − start, ·) twice
+    def entries(self, start: int, stop: int, like: Tensor) -> Entries:  # (·, stop − start) twice
         """Return where the entries of some columns of S are, counted from the weight's first, and what they are."""
+        if self.only_axis is not None:
+            return self.places(self.only_axis, start, stop, like)
         top, bottom = start // self.columns, (stop - 1) // self.columns
         left, right = (start % self.columns, (stop - 1) % self.columns + 1) if top == bottom else (0, self.columns)
-        (at, signs), (at_, signs_) = self.places(0, top, bottom + 1), self.places(1, left, right)
-        n_entries, skipped = at.shape[1] * at_.shape[1], start - top * self.columns - left
-        at, at_ = at.astype(np.int32), at_.astype(np.int32)
-        sums = (at[:, None, :, None] + at_[None, :, None, :]).reshape(-1, n_entries)[skipped:][: stop - start]
-        products = (signs[:, None, :, None] * signs_[None, :, None, :]).reshape(-1, n_entries)[skipped:][: stop - start]
-        return np.where(sums < self.S.dim, sums, sums - self.S.dim), products / math.sqrt(n_entries)
+        (at, signs), (at_, signs_) = self.places(0, top, bottom + 1, like), self.places(1, left, right, like)
+        skipped = start - top * self.columns - left
+        some = slice(skipped, skipped + stop - start)
+        sums = (at[:, None, :, None] + at_[None, :, None, :]).reshape(len(at) * len(at_), -1)[:, some]
+        products = (signs[:, None, :, None] * signs_[None, :, None, :]).reshape(len(at) * len(at_), -1)[:, some]
+        return torch.where(sums < self.S.dim, sums, sums - self.S.dim), products
 
     def add_formed(self, part: Part, offset: int, formed: FormedColumns) -> None:
         """Form the gradient, some columns at a time; `offset` is the weight's first column in its part."""
         for start in range(0, self.rows * self.columns, formed.at_once):
             stop = min(start + formed.at_once, self.rows * self.columns)
-            formed.add(part.columns(offset + start, offset + stop), *self.entries(start, stop))
+            columns = part.columns(offset + start, offset + stop)
+            formed.add(columns, *self.entries(start, stop, columns))
 
     def prefers_factors(self, part: OuterProducts) -> bool:
         """Return whether to transform every position takes less time than to form the gradient."""
         t, r, numbers = part.delta.shape[1], self.S.dim, self.rows * self.columns
         return t * (TRANSFORM * r * math.log2(r + 1) + self.rows + self.columns) < numbers * (1 + 0.01 * t)
 
-    def add_factors(self, part: OuterProducts, frequencies: Tensor) -> None:  # (b, r // 2 + 1)
-        """Add the transform of S(Σₜ δₜ ⊗ xₜ)."""
-        b, t, _ = part.delta.shape
-        scale = math.sqrt(math.prod(self.counts))
-        at_once = max(1, TRANSFORMED_AT_ONCE // self.S.dim)  # positions
-        for start in range(0, b, step := max(1, at_once // max(t, 1))):
-            some = part.take(slice(start, start + step))
-            for position in range(0, t, at_once):
-                here = slice(position, position + at_once)
-                product = self._transformed(0, some.delta[:, here]) * self._transformed(1, some.x[:, here])
-                frequencies[start : start + step] += product.sum(dim=1) / scale
+    def transformed(self, part: OuterProducts, at_once: int) -> Tensor:  # (b, r // 2 + 1)
+        """Return the transform of S(Σₜ δₜ ⊗ xₜ), so many positions at a time."""
+        products = []
+        for start in range(0, part.delta.shape[1], at_once):
+            here = slice(None), slice(start, start + at_once)
+            product = self._transformed(0, part.delta[here]).mul_(self._transformed(1, part.x[here]))
+            products.append(product[:, 0] if product.shape[1] == 1 else product.sum(dim=1))
+        return functools.reduce(Tensor.add_, products)
 
     def _transformed(self, axis: int, values: Tensor) -> Tensor:  # (b, t, ·) -> (b, t, r // 2 + 1)
-        at, signs = (torch.from_numpy(each).to(values.device) for each in self.places(axis, 0, values.shape[2]))
-        flat = values.flatten(0, 1).double()
-        hashed = flat.new_zeros(len(flat), self.S.dim)
-        for k in range(at.shape[1]):
-            hashed.index_add_(1, at[:, k], flat * signs[:, k])
+        at, signs = self.places(axis, 0, values.shape[2], values)
+        flat = values.flatten(0, 1)
+        signed = (flat[:, None] * signs).flatten(1)
+        hashed = signed.new_zeros(len(flat), self.S.dim).scatter_add_(1, at.reshape(1, -1).expand_as(signed), signed)
         return torch.fft.rfft(hashed).unflatten(0, values.shape[:2])
 
-    def add_looked_up(self, part: EmbeddingRows, projected: Tensor) -> None:
-        """Add S of Σₜ δₜ in the row of the table that was looked up at t: of these rows alone."""
-        (b, t, o), scale = part.delta.shape, math.sqrt(math.prod(self.counts))
-        of_rows, of_columns = (map(torch.from_numpy, self.places(axis, 0, n)) for axis, n in enumerate((self.rows, o)))
-        (at, signs), (at_, signs_) = of_rows, of_columns
+    def looked_up(self, part: EmbeddingRows) -> Tensor:  # (b, r)
+        """Return S of Σₜ δₜ in the row of the table that was looked up at t: of these rows alone."""
+        b, t, o = part.delta.shape
+        places = [zip(*self.places(axis, 0, n, part.delta), strict=True) for axis, n in enumerate((self.rows, o))]
+        projected, pairs = part.delta.new_zeros(b, self.S.dim), list(itertools.product(*places))
         for start in range(0, b, step := max(1, NUMBERS_AT_ONCE // max(t * o, 1))):
             some = part.take(slice(start, start + step))
-            index, delta = some.index.cpu(), some.delta.cpu().double() / scale
-            for k, m in itertools.product(range(at.shape[1]), range(at_.shape[1])):
-                where = (at[index, k][:, :, None] + at_[:, m]) % self.S.dim  # (·, t, o)
-                values = delta * signs[index, k][:, :, None] * signs_[:, m]
+            for (at, signs), (at_, signs_) in pairs:
+                where = (at[some.index][:, :, None] + at_) % self.S.dim  # (·, t, o)
+                values = some.delta * signs[some.index][:, :, None] * signs_
                 projected[start : start + step].scatter_add_(1, where.flatten(1), values.flatten(1))
+        return projected
 
 
 class FormedColumns:
@@ -172,46 +188,73 @@ class FormedColumns:
 
     def __init__(self, dim: int, b: int) -> None:
         self.at_once = max(1, min(COLUMNS_AT_ONCE, NUMBERS_AT_ONCE // max(b, 1)))
-        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self._width, self._total = 0, np.zeros((dim, b))
+        self._dim, self._width = dim, 0
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._sums: list[Tensor] = []  # one, in float64 from the second on
 
-    def add(self, columns: Tensor, at: np.ndarray, values: np.ndarray) -> None:  # (b, w), (w, entries) twice
-        if self._width + len(at) > self.at_once:
+    def add(self, columns: Tensor, at: Tensor, values: Tensor) -> None:  # (b, w), (entries, w) twice
+        if self._waiting and (self._width + columns.shape[1] > self.at_once or len(at) != len(self._waiting[0][1])):
             self._multiply()
-        self._waiting.append((columns.cpu().numpy(), at, values))
-        self._width += len(at)
+        self._waiting.append((columns, at, values))
+        self._width += columns.shape[1]
 
-    def projected(self) -> Tensor:  # (b, r)
-        self._multiply()
-        return torch.from_numpy(self._total.T)
+    def projected(self) -> list[Tensor]:  # (b, r)
+        """Return the sum over all columns; nothing where there are none."""
+        dtypes = [columns.dtype for columns, _, _ in self._waiting]
+        if self._waiting:
+            self._multiply()
+        return [sums.to(dtypes[0]) for sums in self._sums]
 
     def _multiply(self) -> None:
-        from scipy.sparse import csc_array
-
-        if not self._waiting:
-            return
-        columns, at, values = zip(*self._waiting, strict=True)
-        ends = np.cumsum(np.concatenate([[0], *(np.full(len(each), each.shape[1]) for each in at)]), dtype=np.int32)
-        entries = (np.concatenate([each.ravel() for each in pieces]) for pieces in (values, at))
-        S = csc_array((*entries, ends), shape=(len(self._total), self._width))
-        self._total += S @ np.concatenate(columns, axis=1, dtype=np.float64).T
+        columns, places, values = (torch.cat(each, dim=1) for each in zip(*self._waiting, strict=True))
+        if len(columns) < ROWS_SIDE_BY_SIDE:
+            sums = columns.new_zeros(len(columns), self._dim)
+            for at, signs in zip(places, values, strict=True):
+                sums.index_add_(1, at, columns * signs)
+        else:
+            columns, by_place = columns.T.contiguous(), columns.new_zeros(self._dim, len(columns))
+            for at, signs in zip(places, values, strict=True):
+                by_place.index_add_(0, at, columns * signs[:, None])
+            sums = by_place.T
+        self._sums = [self._sums[0].double().add_(sums)] if self._sums else [sums]
         self._waiting, self._width = [], 0
 
 
 @functools.lru_cache(maxsize=1024)
-def _remembered(dim: int, seed: int, first: int, axis: int, count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    return _drawn(dim, seed, first, axis, count, 0, size)
+def _remembered(
+    dim: int,
+    seed: int,
+    first: int,
+    axis: int,
+    count: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    scale: float,
+    size: int,
+) -> Entries:
+    return _drawn(dim, seed, first, axis, count, device, dtype, scale, 0, size)
 
 
 def _drawn(
-    dim: int, seed: int, first: int, axis: int, count: int, start: int, stop: int
-) -> tuple[np.ndarray, np.ndarray]:
+    dim: int,
+    seed: int,
+    first: int,
+    axis: int,
+    count: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    scale: float,
+    start: int,
+    stop: int,
+) -> Entries:
     """Draw places, one in each of `count` parts of the rows of S, and signs: the same whichever others are asked for.
 
     Each comes from a raw 64-bit word of a stream that NumPy never changes, the place from its lowest 31 bits.
     """
     stream = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(first, axis))).advance(start * count)
-    words = stream.random_raw((stop - start, count)).view(np.int64)
-    edges = dim * np.arange(count + 1, dtype=np.int64) // count
-    at = edges[:-1] + ((words & 0x7FFFFFFF) * np.diff(edges) >> 31)
-    return at, np.where(words < 0, -1.0, 1.0)
+    words = stream.random_raw((stop - start, count)).view(np.int64).T
+    edges = dim * np.arange(count + 1, dtype=np.int64)[:, None] // count
+    at = edges[:-1] + ((words & 0x7FFFFFFF) * np.diff(edges, axis=0) >> 31)
+    signs = np.where(words < 0, -scale, scale)
+    places = torch.from_numpy(np.ascontiguousarray(at)), torch.from_numpy(np.ascontiguousarray(signs)).to(dtype)
+    return places[0].to(device), places[1].to(device)
