@@ -58,7 +58,6 @@ LAZY: dict[tuple[str, str], str] = {
     ("online.coverage", "scipy"): SLOW,
     ("metrics.conditional", "scipy"): SLOW,
     ("plots", "matplotlib"): OPTIONAL,
-    ("network.layers.projection", "scipy"): SLOW,
     ("report.evaluation", "scipy"): SLOW,
     ("report", "jinja2"): "only pages need it, and a message says how to install it",
     ("results", "pandas"): OPTIONAL,

@@ -29,7 +29,7 @@ MAX_TABLE_OUTPUTS = 3  # of more outputs a table shows the first alone
 @storable
 @dataclass(frozen=True)
 class ErrorReport:
-    """Relative errors of an approximate engine against the exact method, estimated on training rows.
+    """Relative errors of an approximate engine against the exact method, estimated on training rows, or measured.
 
     Attributes:
         width: Mean of |width/exact − 1|.
@@ -37,6 +37,7 @@ class ErrorReport:
         effective_parameters: p*/exact − 1.
         n_rows: Rows of the sample; 0 where the fit is exact.
         engine: The engine as it was fitted to the sample.
+        measured: Whether the exact fit to all rows was there to compare with, as in `compress`.
     """
 
     width: float
@@ -44,6 +45,7 @@ class ErrorReport:
     effective_parameters: float
     n_rows: int
     engine: str
+    measured: bool = False
 
     def __str__(self) -> str:
         if self.n_rows == 0:
@@ -52,7 +54,8 @@ class ErrorReport:
             return f"widths are too small by an unknown amount: λ is out of reach of {self.engine}"
         return (
             f"widths are off by {self.width:.2%} on average and {self.largest:.2%} at most, p* by "
-            f"{self.effective_parameters:+.2%} ({self.engine} against Exact() on {self.n_rows:,} training rows)"
+            f"{self.effective_parameters:+.2%} ({self.engine} against Exact() on {self.n_rows:,} "
+            f"{'rows' if self.measured else 'training rows'})"
         )
 
 

@@ -113,8 +113,10 @@ def _fit_lines(model: nn.Module, fits: Sequence[Fit], *task: Line) -> list[Line]
         ("covariance", ", ".join(each.describe() for each in (fit.covariance, fit.sandwich) if each is not None)),
     ]
     if fit.error is not None:
-        widths = max(each.error.width for each in fits if each.error is not None)
-        lines.append(("error of widths", f"{widths:.2%} on average, estimated on {fit.error.n_rows:,} rows"))
+        widths, largest = (max(getattr(e.error, name) for e in fits if e.error) for name in ("width", "largest"))
+        how = f"and {largest:.2%} at most, measured" if fit.error.measured else "estimated"
+        comma = " " if fit.error.measured else ", "
+        lines.append(("error of widths", f"{widths:.2%} on average{comma}{how} on {fit.error.n_rows:,} rows"))
     return lines
 
 

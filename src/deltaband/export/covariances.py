@@ -125,13 +125,12 @@ class Projected(Coordinates):
                 rows, columns = (size[0], math.prod(size[1:])) if len(size) > 1 else (math.prod(size), 1)
                 weight = Weight(S, firsts[name], rows, columns)
                 if self.outer[i] and len(size) > 1:
-                    scale = math.sqrt(math.prod(weight.counts))
-                    self.register_buffer(f"of_delta_{i}", _transform(weight, 0, rows) / scale)
+                    self.register_buffer(f"of_delta_{i}", _transform(weight, 0, rows))
                     self.register_buffer(f"of_x_{i}", _transform(weight, 1, columns))
                 else:
-                    at, signs = weight.entries(0, rows * columns)
-                    self.register_buffer(f"at_{i}_{k}", torch.from_numpy(np.ascontiguousarray(at.T.astype(np.int64))))
-                    self.register_buffer(f"signs_{i}_{k}", torch.from_numpy(np.ascontiguousarray(signs.T)))
+                    at, signs = weight.entries(0, rows * columns, W)
+                    self.register_buffer(f"at_{i}_{k}", at)
+                    self.register_buffer(f"signs_{i}_{k}", signs)
                 plan.append((start, start + rows * columns, k))
                 start += rows * columns
             self.plans.append(plan)
@@ -171,9 +170,9 @@ class Projected(Coordinates):
 
 def _transform(weight: Weight, axis: int, size: int) -> Tensor:  # (size, 2f)
     """Return the transforms of the sketches of the unit vectors along an axis of a weight, real parts first."""
-    at, signs = (torch.from_numpy(each) for each in weight.places(axis, 0, size))
     hashed = torch.zeros(size, weight.S.dim, dtype=torch.float64)
-    hashed.scatter_add_(1, at, signs)
+    at, signs = weight.places(axis, 0, size, hashed)
+    hashed.scatter_add_(1, at.T, signs.T)
     transformed = torch.fft.rfft(hashed)
     return torch.cat([transformed.real, transformed.imag], dim=1)
 

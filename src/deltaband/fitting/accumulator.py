@@ -311,7 +311,7 @@ class FitAccumulator:
         """Return the fit to the rows taken in; the engine is empty afterwards, and resumes if there are more rows."""
         (covariance, settings), start, n_rows = self.complete(), self.start, self.n_rows
         network, m = self.network, start.n_outputs
-        exact, rows = covariance.is_exact, self.record.sample.rows()
+        exact, rows, met = covariance.is_exact, self.record.sample.rows(), len(getattr(covariance, "J", None) or [0])
         n_compared = 0 if exact else min(len(rows), self._n_compared)
         fit = Fit(
             covariance,
@@ -334,7 +334,7 @@ class FitAccumulator:
             format=next((x.without_rows() for x in rows.pieces), None if self._before is None else self._before.format),
             residuals=Sample() if self._residuals is None else self._residuals.rows(),
             n_compared=n_compared if n_compared * m >= accuracy.SAMPLE_ROWS_AT_LEAST else 0,
-            rows_at_once=min(self._rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * n_rows * m))),
+            rows_at_once=min(self._rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * met))),
         )
         if len(rows) == 0 and self._before is not None:  # of a band from a file
             fit = replace(fit, shares=self._before.shares, far=self._before.far)

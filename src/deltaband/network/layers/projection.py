@@ -57,7 +57,7 @@ class Projection:
         formed, sums = FormedColumns(r, b), []
         for part in parts:
             column = first
-            for rows, columns in _shapes(part):
+            for rows, columns in weight_shapes(part):
                 weight = Weight(self, column, rows, columns)
                 if isinstance(part, EmbeddingRows):
                     sums.append(weight.looked_up(part))
@@ -88,7 +88,7 @@ class Projection:
         return min(factors + positions * TRANSFORM * self.dim * math.log2(self.dim + 1), self.n_parameters)
 
 
-def _shapes(part: Part) -> tuple[tuple[int, int], ...]:
+def weight_shapes(part: Part) -> tuple[tuple[int, int], ...]:
     """Return the shapes of the weights that a part belongs to, each as a matrix; a vector is a column."""
     if isinstance(part, DenseRows):
         return part.shapes or ((part.n_parameters, 1),)
