@@ -76,10 +76,13 @@ SITUATIONS = {
     "variance": (changed, lambda band: band.variance(X)),
     "leverage": (changed, lambda band: band.leverage(X)),
     "plot": (changed, lambda band: band.plot(X, Y)),
+    "evaluate": (changed, lambda band: band.evaluate(X, Y)),
+    "predict of a loader": (changed, lambda band: band.predict(DataLoader(TensorDataset(X, Y), batch_size=32))),
     "ClassificationIntervals.fit": (
         lambda: ClassificationIntervals(classifier(10), damping=1e-3),
         lambda band: band.fit(labelled(4)[0], torch.zeros(4)),
     ),
+    "ClassificationIntervals.merge": (classifying, lambda band: band.merge(classifying())),
     "ClassificationIntervals.predict": (changed_classifier, lambda band: band.predict(labelled(4)[0])),
     "IntervalRegressor.fit": (regressor, lambda estimator: estimator.fit(X.numpy()[:20], Y.numpy()[:20])),
     "IntervalRegressor.calibrate": (
