@@ -82,7 +82,7 @@ SITUATIONS = {
         lambda: ClassificationIntervals(classifier(10), damping=1e-3),
         lambda band: band.fit(labelled(4)[0], torch.zeros(4)),
     ),
-    "ClassificationIntervals.merge": (classifying, lambda band: band.merge(classifying())),
+    "ClassificationIntervals.merge": (lambda: (classifying(), classifying()), lambda bands: bands[0].merge(bands[1])),
     "ClassificationIntervals.predict": (changed_classifier, lambda band: band.predict(labelled(4)[0])),
     "IntervalRegressor.fit": (regressor, lambda estimator: estimator.fit(X.numpy()[:20], Y.numpy()[:20])),
     "IntervalRegressor.calibrate": (
