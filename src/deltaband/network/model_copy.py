@@ -10,10 +10,10 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from functools import cached_property, reduce
 from itertools import chain
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,13 +23,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..data.inputs import Inputs
+from .choice import matching
+from .layers.tables import make_plain
 
 if TYPE_CHECKING:
     from .checks import AcceptedInputs
 
 ParameterChoice = Literal["all", "last"] | Sequence[str] | Callable[[str, nn.Parameter], bool]
 Pick = Callable[[Any], Tensor] | None  # a tensor from whatever the model returns
-NAMES_IN_ERROR = 20
 OUTSIDE = ("_trainer", "_fabric")  # of a Lightning module: they know all the data
 HASH_SECONDS = 5.0  # between two hashes of all weights, at least
 HASH_SHARE = 0.01  # of the time, at most, that hashes may take
@@ -58,30 +59,13 @@ def select_parameters(model: nn.Module, choice: ParameterChoice) -> frozenset[st
     """Return the names of the trainable parameters that are chosen: all, the last layer's, or some by name."""
     first = {id(w): name for name, w in model.named_parameters()}  # a tied one may be chosen by any of its names
     everything = {_plain(name): w for name, w in model.named_parameters(remove_duplicate=False)}
-    trainable = {name: w for name, w in everything.items() if w.requires_grad}
-    listed = ", ".join(list(trainable)[:NAMES_IN_ERROR])
-    if len(trainable) > NAMES_IN_ERROR:
-        listed += f" and {len(trainable) - NAMES_IN_ERROR} more"
-    is_word = isinstance(choice, str)
-    if is_word and choice in ("all", "last"):
+    if isinstance(choice, str) and choice in ("all", "last"):
         layers = _layers(model)
+        trainable = (name for name, w in everything.items() if w.requires_grad)
         found = {name for name in trainable if choice == "all" or layer_of(name) == layers[-1]}
-    elif callable(choice):
-        found = {name for name, w in trainable.items() if choice(name, w)}
-        if not found:
-            raise ValueError(f"the function given as parameters chooses none of the trainable ones: {listed}")
-    elif isinstance(choice, Sequence) and not is_word and choice and all(isinstance(name, str) for name in choice):
-        found = set()
-        for pattern in choice:
-            matching = {name for name in everything if fnmatchcase(name, _plain(pattern))}
-            if not matching & set(trainable):
-                reason = f"only frozen parameters ({min(matching)})" if matching else "no parameter"
-                raise ValueError(f"{pattern!r} matches {reason}; trainable are: {listed}")
-            found |= matching & set(trainable)
     else:
-        expected = "'all', 'last', a list of names such as ['head.*'], or a function of name and parameter"
-        raise (ValueError if is_word else TypeError)(f"parameters must be {expected}, got {choice!r}")
-    return frozenset(first[id(trainable[name])] for name in found)
+        found = matching(everything, choice, _plain)
+    return frozenset(first[id(everything[name])] for name in found)
 
 
 def _layers(model: nn.Module) -> list[str]:
@@ -132,23 +116,8 @@ def eval_copy(model: nn.Module, selected: Container[str] | None = None, own_weig
         module._backward_hooks.clear()  # torch.func cannot handle them
         module._backward_pre_hooks.clear()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            _make_plain(module, copied)
+            make_plain(module, copied)
     return copied
-
-
-def _make_plain(table: nn.Embedding | nn.EmbeddingBag, model: nn.Module) -> None:
-    """Make the gradients dense and not scaled by frequency; shorten all rows, of a copy, instead of those looked up."""
-    table.sparse = table.scale_grad_by_freq = False
-    if table.max_norm is None:
-        return
-    w = table.weight
-    if sum(each is w for module in model.modules() for each in module._parameters.values()) != 1:
-        raise TypeError(
-            "an Embedding with max_norm changes its weight whenever it is called, and others use it: shorten it once"
-        )
-    shortened = w.detach().clone()
-    torch.embedding_renorm_(shortened, torch.arange(len(w), device=w.device), table.max_norm, table.norm_type)
-    table.weight, table.max_norm = nn.Parameter(shortened, w.requires_grad), None
 
 
 class ModelCopy:
@@ -235,10 +204,9 @@ class ModelCopyCache:
         thread = self._thread  # what is found out while another thread calls `forget` is forgotten, too
         kept: _KeptCopy | None = getattr(thread, "entry", None)
         try:
-            described = _Description(unwrap(model), parameters, output)
-            known = kept.accepted if kept is not None and kept.is_valid(described) else None
+            known = kept.accepted if kept is not None and kept.is_valid(unwrap(model), parameters, output) else None
             if kept is None or known is None or time.monotonic() > kept.expires:
-                kept = thread.entry = _KeptCopy(described, model, parameters, output)
+                kept = thread.entry = _KeptCopy(model, parameters, output)
                 kept.accepted.update(known or {})
             return kept
         except Exception:  # not to be followed; or not to be copied, which says so itself
@@ -252,20 +220,21 @@ class ModelCopyCache:
 class _KeptCopy(ModelCopy):
     """An eval copy that knows all that has to stay as it is for it to be valid."""
 
-    def __init__(self, described: _Description, model: nn.Module, *given: Any) -> None:
+    def __init__(self, model: nn.Module, *given: Any) -> None:
         start = time.monotonic()
-        self._state, self._samples = described.state, described.samples()
+        self._model = _Description(unwrap(model), *given)
+        self._samples = self._model.samples()
         self._values = [sample() for sample in self._samples]  # first: a change while copying is found next time
         super().__init__(model, *given)
         self.fingerprint  # noqa: B018 - hashed before a pass writes to the buffers
         mine = dict(self.module.named_buffers())
         self._buffers = [(mine[name], theirs) for name, theirs in unwrap(model).named_buffers()]
-        self._own = _Description(self.module, versions=False).state
+        self._own = _Description(self.module, versions=False)  # a network may record something
         self.expires = time.monotonic() + max(HASH_SECONDS, (time.monotonic() - start) / HASH_SHARE)
 
-    def is_valid(self, described: _Description) -> bool:
-        changed = described.state != self._state or [sample() for sample in self._samples] != self._values
-        if changed or self._own != _Description(self.module, versions=False).state:  # the network records something
+    def is_valid(self, *given: Any) -> bool:
+        same = self._model.holds_for(*given) and [sample() for sample in self._samples] == self._values
+        if not (same and self._own.holds_for(self.module)):
             return False
         with torch.inference_mode(False), torch.no_grad():
             for mine, theirs in self._buffers:
@@ -277,15 +246,27 @@ class _Description:
     """What a copy of a model depends on, as values that can be compared; raises where that cannot be known."""
 
     def __init__(self, *given: Any, versions: bool = True) -> None:
-        self._versions = versions
-        self._tensors: list[Tensor] = []
-        self._loose: list[Tensor] = []  # neither parameters nor buffers: the copy has its own
+        self._given, self._versions = given, versions
+        self._owners: list[tuple[Any, type, dict[str, Any]]] = []  # objects with their class and attributes
+        self._content: list[tuple[Collection[Any], tuple[Any, ...]]] = []
+        self._empty: list[Any] = []  # dictionaries, most of them of hooks that nobody has
+        self._tensors: list[tuple[Tensor, tuple[Any, ...], int]] = []  # with how many elements are compared
         self._visited: dict[int, Any] = {}  # identities are unique as long as the objects exist
         self.state = tuple(self._describe(value, SEARCHED_DEPTH) for value in given)
 
+    def holds_for(self, *given: Any) -> bool:
+        """Return whether these would be described alike: at once where everything is the same object still."""
+        return (
+            all(map(is_, given, self._given))
+            and all(type(value) is kind and value.__dict__ is own for value, kind, own in self._owners)
+            and all(len(now) == len(then) and all(map(is_, now, then)) for now, then in self._content)
+            and not any(self._empty)
+            and all(_about(w) == before for w, before, _ in self._tensors)
+        ) or _Description(*given, versions=self._versions).state == self.state
+
     def samples(self) -> list[Callable[[], bytes]]:
         """Return functions that read some elements of every tensor, and all of those that the copy has for itself."""
-        return [_sample(w, SAMPLED_ELEMENTS) for w in self._tensors] + [_sample(w, w.numel()) for w in self._loose]
+        return [_sample(w, count) for w, _, count in self._tensors]
 
     def _describe(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -295,17 +276,16 @@ class _Description:
             return id(value)
         self._visited[id(value)] = value
         if isinstance(value, Tensor):
-            return self._tensor(value, self._loose)
+            return self._tensor(value)
         if isinstance(value, nn.Module):
             return id(value), kind, *self._module(value)
         if isinstance(value, MethodType):
             return value.__func__, self._describe(value.__self__, depth)
-        own = getattr(value, "__dict__", {})
         if depth == 0 or not (isinstance(value, CONTAINERS) or _is_plain(kind)):
             raise TypeError(f"the state of {kind.__name__} cannot be followed")
-        items = list(chain(own, own.values()))
+        items = self._attributes(value) if hasattr(value, "__dict__") else []
         if isinstance(value, CONTAINERS):
-            items += chain(value, value.values()) if isinstance(value, dict) else value
+            items += self._items(value, value.values()) if isinstance(value, dict) else self._items(value)
         if len(items) > SEARCHED_ITEMS:
             raise TypeError(f"a {kind.__name__} of {len(items)} items is too long to be followed")
         return id(value), kind, *[self._describe(each, depth - 1) for each in items]
@@ -313,21 +293,39 @@ class _Description:
     def _module(self, module: nn.Module) -> Iterator[Any]:
         if getattr(module, "max_norm", None) is not None:
             raise TypeError("the copy of a table that is shortened has a weight of its own")
+        self._attributes(module)
         for key, value in list(vars(module).items()):
             if key in ("_parameters", "_buffers"):
-                yield key, *[(name, self._tensor(w, self._tensors)) for name, w in value.items() if w is not None]
-            elif isinstance(value, np.ndarray) or (type(value) in (dict, OrderedDict) and not value):
-                yield key, id(value)  # an array is shared with the copy; most dictionaries are of hooks that nobody has
+                self._items(value, value.values())
+                yield key, *[(name, self._tensor(w, SAMPLED_ELEMENTS)) for name, w in value.items() if w is not None]
+            elif isinstance(value, np.ndarray):  # which is shared with the copy
+                yield key, id(value)
+            elif type(value) in (dict, OrderedDict) and not value:
+                self._empty.append(value)
+                yield key, id(value)
             elif key not in IGNORED:
                 yield key, self._describe(value, SEARCHED_DEPTH)
 
-    def _tensor(self, w: Tensor, among: list[Tensor]) -> Any:
+    def _tensor(self, w: Tensor, count: int | None = None) -> Any:
+        """Describe a tensor; one that is neither a parameter nor a buffer has no `count`: the copy has its own."""
         if not self._versions:
             return id(w)
-        if among is self._loose and w.numel() > LOOSE_ELEMENTS:
+        if count is None and w.numel() > LOOSE_ELEMENTS:
             raise TypeError("a large tensor that is neither a parameter nor a buffer is copied for every call")
-        among.append(w)
-        return id(w), w.data_ptr(), w._version, w.shape, w.dtype, w.requires_grad
+        self._tensors.append((w, _about(w), w.numel() if count is None else count))
+        return id(w), *self._tensors[-1][1]
+
+    def _attributes(self, value: Any) -> list[Any]:
+        self._owners.append((value, type(value), vars(value)))
+        return self._items(vars(value), vars(value).values())
+
+    def _items(self, *collections: Collection[Any]) -> list[Any]:
+        self._content += [(each, tuple(each)) for each in collections]
+        return list(chain(*collections))
+
+
+def _about(w: Tensor) -> tuple[Any, ...]:
+    return w.data_ptr(), w._version, w.shape, w.dtype, w.requires_grad
 
 
 def _is_plain(kind: type) -> bool:
