@@ -129,7 +129,7 @@ class ExactCovariance(Covariance):
     effective_size: float
     rounding: float  # relative, of bᵀA⁻¹b
     J: GradientBatch | None = None
-    error_bound = 0.0
+    is_exact, error_bound, missed_parameters = True, 0.0, 0.0
 
     @property
     def effective_parameters(self) -> float:
