@@ -16,6 +16,7 @@ COMMANDS = {
     "parameters": "a higher rank or more parameters, on two data sets",
     "calibration": "calibrated intervals against the formula and MAPIE",
     "noise": "learnt noise against mean-variance and quantile networks",
+    "world": "promises to groups, under shift and in time, against MAPIE's, crepes' and constant width",
     "misuse": "what is said of data that are not what a network was trained on",
     "digits": "which inputs not to trust: widths of a classifier's intervals against its entropy",
     "logodds": "the standard deviation of a classifier's log-odds: simulated, and as its intervals say",

@@ -294,10 +294,12 @@ def rows_of_cell(part: Part, split: int, rows: Split, networks: dict[str, list[n
     return cells
 
 
-def constant_width(centre: np.ndarray, y: np.ndarray, mean: np.ndarray) -> Intervals:
+def constant_width(
+    centre: np.ndarray, y: np.ndarray, mean: np.ndarray, levels: tuple[float, ...] = LEVELS
+) -> Intervals:
     """Split conformal with absolute residuals."""
-    half = conformal_quantiles(np.sort(np.abs(y - centre)), LEVELS)
-    return Intervals(mean, mean[:, None] - half, mean[:, None] + half, LEVELS)
+    half = conformal_quantiles(np.sort(np.abs(y - centre)), levels)
+    return Intervals(mean, mean[:, None] - half, mean[:, None] + half, levels)
 
 
 def _covered(y: np.ndarray, intervals: Intervals) -> np.ndarray:  # (n, levels)

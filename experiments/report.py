@@ -18,6 +18,8 @@ from . import (
     optimise,
     paper_report,
     parameters,
+    world,
+    world_report,
 )
 from .arguments import RESULTS
 from .errors import Unusable
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_table(folder / "parameters.csv", parameters.KEY, parameters.markdown),
         write_table(folder / "logodds.csv", logodds.KEY, logodds.markdown),
         write_table(folder / "noise.csv", noise.KEY, noise_report.markdown),
+        write_table(folder / "world.csv", world.KEY, world_report.markdown),
         write_table(folder / "misuse.csv", misuse.KEY, misuse.markdown),
         optimise.write(folder / "optimise.csv"),
     ]

@@ -46,6 +46,13 @@ def check_positive(value: Any, name: str, *, zero: bool = False) -> float:
     return float(value)
 
 
+def check_share(value: Any, name: str, *, one: bool = False) -> float:
+    """Return a number above 0 and below 1, or with `one` of at most 1, as a float."""
+    if not _is_number(value) or not (0 < float(value) < 1 or (one and value == 1)):
+        raise ValueError(f"{name} must be a number above 0 and {'of at most' if one else 'below'} 1, got {value!r}")
+    return float(value)
+
+
 def check_seconds(value: Any, name: str) -> float:
     if not _is_number(value) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a number of seconds ≥ 0, got {value!r}")

@@ -423,7 +423,7 @@ def test_groups_go_with_arrays():
     with pytest.raises(TypeError, match="groups= goes with arrays"):
         band.calibrate(loader, groups=groups)
     band.calibrate(X, y, groups=groups)
-    with pytest.raises(TypeError, match="groups= goes with arrays"):
+    with pytest.raises(TypeError, match="groups= goes with arrays: give the inputs of all rows as one, not a loader"):
         band.predict(DataLoader(TensorDataset(new, new_y), batch_size=50), groups=new_groups)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deltaband import PredictionIntervals
-from deltaband.cli import main
+from deltaband.cli import main, tables
 from deltaband.cli.groups import _text
 
 NETWORK = """
@@ -84,11 +84,19 @@ def test_evaluate_and_report_are_about_the_groups(here, capsys):
 
 
 def test_unknown_and_missing_groups_are_refused_or_pooled(here, capsys):
-    test = pd.read_csv(here / "test.csv").assign(site=9)
-    test.to_csv(here / "other.csv", index=False)
+    test = pd.read_csv(here / "test.csv")
+    test.assign(site=np.where(np.arange(200) < 7, test.site, 9)).to_csv(here / "other.csv", index=False)
     predict = ["predict", "g.band", *USE, "--data", "other.csv", "--out", "o.csv", "--force"]
-    assert main(predict) == 1
-    assert "group '9' of row 0 was not among the calibration rows" in capsys.readouterr().err
+    message = "column 'site': group '9' in row 8 was not among the calibration rows"
+    for command in (predict, ["evaluate", *predict[1:-3]], ["report", *predict[1:-2], "o.html", "--force"]):
+        assert main(command) == 1
+        assert message in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patched:  # rows are counted from the first of the file
+        patched.setattr(tables, "CSV_BLOCK_BYTES", 300)
+        assert main(predict) == 1
+    assert message in capsys.readouterr().err
+    assert main([*predict, "--unknown", "ignore"]) == 2
+    assert "--unknown must be 'error' or 'pool', got 'ignore'" in capsys.readouterr().err
     assert main([*predict, "--unknown", "pool"]) == 0
     test.assign(site=np.nan).to_csv(here / "other.csv", index=False)
     capsys.readouterr()
@@ -102,6 +110,9 @@ def test_unknown_and_missing_groups_are_refused_or_pooled(here, capsys):
 def test_groups_need_a_calibration_and_a_band_that_has_them(here, capsys):
     assert main([*FIT, "--train", "train.csv", "--groups", "site", "--out", "n.band"]) == 2
     assert "--groups needs --calibration" in capsys.readouterr().err
+    fit = [*FIT, "--train", "train.csv", "--calibration", "held.csv", "--out", "n.band", "--groups"]
+    assert main([*fit, "y"]) == 2
+    assert "--groups y is a target, which new rows do not have" in capsys.readouterr().err
     plain = [
         *FIT,
         "--train",

@@ -66,6 +66,12 @@ def test_groups_must_be_those_of_the_rows():
 # --- slabs
 
 
+@pytest.mark.parametrize("wrong", [0, 1, 1.5, math.nan, "high"])
+def test_a_confidence_is_a_probability(wrong):
+    with pytest.raises(ValueError, match="confidence must be a number above 0 and below 1, got"):
+        metrics.coverage_by_group(*one_level(), ["a"] * 2000, confidence=wrong)
+
+
 def test_the_worst_slab_is_found_where_nothing_is_covered():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4_000, 2))
@@ -97,6 +103,15 @@ def test_slabs_need_features_and_rows():
         metrics.worst_slab_coverage(y, intervals, np.ones(100))
     with pytest.raises(ValueError, match="x hold NaN"):
         metrics.worst_slab_coverage(y, intervals, np.full((100, 1), np.nan))
+    for wrong in (0, -0.2, 2, math.nan, "all", True):
+        with pytest.raises(ValueError, match="share must be a number above 0 and of at most 1, got"):
+            metrics.worst_slab_coverage(y, intervals, np.ones((100, 1)), share=wrong)
+    with pytest.raises(ValueError, match="seed must be a whole number ≥ 0, got -1"):
+        metrics.worst_slab_coverage(y, intervals, np.ones((100, 1)), seed=-1)
+    x = np.random.default_rng(1).standard_normal((100, 2))
+    whole = metrics.worst_slab_coverage(y, intervals, x, share=1)
+    assert whole == pytest.approx(metrics.coverage(y, intervals), abs=0.1)  # that of the half it is measured on
+    assert metrics.worst_slab_coverage(y, intervals, x * 1e300, share=1) == whole
 
 
 # --- forecasts

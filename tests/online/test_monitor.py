@@ -107,6 +107,29 @@ def test_targets_may_come_later_and_be_missing(band):
     assert some.to_dict()["errors"][0]["n"] == 200
 
 
+def test_targets_of_rows_that_wait_for_none_are_refused_and_nothing_changes(band, tmp_path):
+    x, y = rows(20, 2)
+    monitor = band.monitor(0.9)
+    monitor.update(x[:10])
+    monitor.update(x[10:15], np.where(np.arange(5) == 3, math.nan, y[10:15]))
+    monitor.save(tmp_path / "x.monitor")
+    before = monitor.to_dict()
+    for again, wrong in ((monitor, 12), (Monitor.load(tmp_path / "x.monitor", band), 15)):
+        with pytest.raises(ValueError, match="row 1 of x waits for no target: give its inputs to update first"):
+            again.observe(x[[3, wrong]], y[[3, wrong]])  # has its target; was never given
+        assert again.to_dict() == before
+        again.observe(x[[13, 4, 3]], np.array([y[13], math.nan, y[3]]))  # in any order
+        assert again.to_dict()["errors"][0]["n"] == 6
+        for twice in (3, 13):
+            with pytest.raises(ValueError, match="row 0 of x waits for no target"):
+                again.observe(x[[twice]], y[[twice]])
+        again.observe(x[[4]], y[[4]])
+    monitor.update(x[[0, 0]])
+    monitor.observe(x[[0, 0, 0]], y[[0, 0, 0]])  # equal rows are counted
+    with pytest.raises(ValueError, match="row 0 of x waits for no target"):
+        monitor.observe(x[[0]], y[[0]])
+
+
 def test_rows_in_parts_are_the_same_rows(band):
     x, y = rows(120, 5, noise=0.3)
     whole, parts = band.monitor(0.9, window=50), band.monitor(0.9, window=50)

@@ -144,6 +144,8 @@ def fit(
     check_output(out, force, [".band"], read)
     fraction, other = _open_calibration(calibration)
     table = open_table(train)
+    if groups is not None and groups in table.select(target):
+        raise Usage(f"--groups {groups} is a target, which new rows do not have")
     excluded = [*(exclude or []), *([groups] if groups in table.names and not features else [])]
     columns = Columns.of(table, target, features, list(dict.fromkeys(excluded)), sample_weight, clusters)
     labels = None if groups is None else all_labels(other or table, groups)

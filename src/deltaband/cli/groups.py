@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ..calibration.groups import ByGroup
 from ..intervals import PredictionIntervals
+from ..validation import check_choice
+from . import options
 from .models import LoadedBand
 from .output import Refusal, Usage
 from .rows import StoredRows
@@ -33,6 +36,22 @@ def _text(value: Any) -> str | None:
     return f"{float(text):.15g}" if NUMBER.fullmatch(text) else text
 
 
+def given(
+    rows: pa.RecordBatch, name: str, unknown: str, loaded: LoadedBand, path: Path, n_before: int = 0
+) -> dict[str, Any]:
+    """Return what `predict` is given of the groups of rows, or raise where one is unknown."""
+    found = labels(rows, name, path, n_before)
+    assert loaded.band.calibration_ is not None
+    rule = loaded.band.calibration_.rule
+    if unknown == "error" and isinstance(rule, ByGroup):
+        known = set(rule.labels)
+        if (row := next((i for i, label in enumerate(found) if label not in known), None)) is not None:
+            advice = "calibrate with rows of it, or give --unknown pool for the quantile of all rows"
+            what = f"group {found[row]!r} in row {n_before + row + 1} was not among the calibration rows"
+            raise Refusal(f"{path}: column {name!r}: {what}: {advice}")
+    return {"groups": found, "unknown": unknown}
+
+
 def all_labels(table: Table, name: str) -> np.ndarray:  # (n,)
     table.select([name], ", which has the groups")
     return np.array([label for n, rows in table.batches([name]) for label in labels(rows, name, table.path, n)])
@@ -48,6 +67,7 @@ def calibrate(band: PredictionIntervals, held_out: StoredRows, groups: np.ndarra
 
 def column(loaded: LoadedBand, given: str | None, source: Table, unknown: str) -> str | None:
     """Return the column that has the groups of rows to be predicted, if the band was calibrated by groups."""
+    options.checked(check_choice, unknown, "unknown", ("error", "pool"))
     calibration = loaded.band.calibration_
     by_group = calibration is not None and calibration.is_by_group
     name = given or (loaded.groups if by_group else None)

@@ -16,7 +16,8 @@ from .. import metrics, storage
 from ..results import Intervals, check_kind_and_side, interval_arrays, level_name
 from ..storage.container import atomic
 from . import options
-from .groups import column, labels
+from .groups import column
+from .groups import given as given_groups
 from .models import LoadedBand, load_band
 from .output import Refusal, check_file, format_fields, format_table, print_result
 from .tables import WRITERS, check_output, group_values, open_table, suffix, to_numbers
@@ -84,7 +85,7 @@ def predict(
                 for name, column in zip([*inputs, *known_targets], np.hstack([x, y]).T, strict=True):
                     rows = rows.set_column(rows.schema.names.index(name), name, pa.array(column.copy()))
             given = _weights(to_numbers(rows, weights, data, n), sample_weight, data, n)
-            others = {} if by_group is None else {"groups": labels(rows, by_group, data, n), "unknown": unknown}
+            others = {} if by_group is None else given_groups(rows, by_group, unknown, loaded, data, n)
             intervals = _predict(loaded, x, levels, given, kind=kind, side=side, **others)
             mean, lower, upper = interval_arrays(intervals)
             ends = np.stack([{"lower": lower, "upper": upper}[each] for each in sides], axis=3)
@@ -142,7 +143,7 @@ def evaluate(
     for n, rows in source.batches(needed, "evaluating"):
         x, y, weight = np.split(to_numbers(rows, columns, data, n, dtype=loaded.dtype), [k, k + m], axis=1)
         if by_group is not None:
-            named = {"groups": labels(rows, by_group, data, n), "unknown": unknown}
+            named = given_groups(rows, by_group, unknown, loaded, data, n)
             found += named["groups"]
         intervals = _predict(loaded, x, levels, _weights(weight, sample_weight, data, n), **named)
         parts.append((y, *interval_arrays(intervals)))
@@ -225,7 +226,7 @@ def report(
     columns = {name: group_values(rows.column(name)) for name in shown} or None
     others: dict[str, Any] = {}
     if by_group is not None:
-        others = {"groups": labels(rows, by_group, data), "unknown": unknown}
+        others = given_groups(rows, by_group, unknown, loaded, data)
         columns = {by_group: others["groups"]} | (columns or {})
     settings = {"band": band.name, "data": data.name, "model": str(model), "level": f"{level:g}"}
     monitor = loaded.band.monitor(level) if watch else None

@@ -30,7 +30,6 @@ from .fit import Fit, KnownRows, Method, Reference, RowFunction, check_outputs, 
 from .tasks import Task
 
 CROSSED = "the quantiles of {} of {} rows are in the wrong order: they are sorted; look at the network's training"
-OF_ROWS = ("sample_weight", "groups", "weights")  # what `predict` may be given besides inputs
 SMALLEST_HALF_WIDTH = 1e-3  # of quantiles, in root mean squared errors of the training rows
 
 
@@ -200,8 +199,8 @@ class FitSpec:
 
     def of_batches(self, ask: Callable[..., Any], loader: Any, *args: Any, **options: Any) -> Any:
         """Return what a function of inputs gives for the batches of a loader, concatenated."""
-        if name := next((name for name in OF_ROWS if options.get(name) is not None), None):
-            raise TypeError(f"{name}= goes with arrays; for a loader let batch= return (x, y, sample_weight)")
+        if options.get("sample_weight") is not None:
+            raise TypeError("sample_weight= goes with arrays; for a loader let batch= return (x, y, sample_weight)")
         if name := next((name for name in ("groups", "weights") if options.get(name) is not None), None):
             raise TypeError(f"{name}= goes with arrays: give the inputs of all rows as one, not a loader")
         takes_weights = "sample_weight" in inspect.signature(ask).parameters

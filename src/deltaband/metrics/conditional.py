@@ -8,6 +8,7 @@ import numpy as np
 from ..data.groups import group_names, read_indicators, read_labels
 from ..data.inputs import as_tensor, check_finite
 from ..results import Intervals
+from ..validation import check_int, check_share
 from .intervals import read, result
 
 DIRECTIONS, CUTS = 100, 50  # of slabs that are searched
@@ -41,6 +42,7 @@ def coverage_by_group(
         ValueError: If there is not one group for each row.
     """
     y, _, lower, upper = read(y, intervals)
+    confidence = check_share(confidence, "confidence")
     inside = (lower <= y) & (y <= upper)  # (n, m, levels)
     members: Mapping[Any, np.ndarray]
     if np.ndim(groups) == 2:
@@ -85,7 +87,7 @@ def worst_slab_coverage(
         ValueError: If there are fewer than 100 rows, or `x` is not a matrix of as many.
     """
     y, _, lower, upper = read(y, intervals)
-    features = as_tensor(x, "x")
+    share, seed, features = check_share(share, "share", one=True), check_int(seed, "seed", 0), as_tensor(x, "x")
     if features.ndim != 2 or len(features) != len(y):
         raise ValueError(f"x must be features (n, d) of the {len(y)} rows, got shape {tuple(features.shape)}")
     check_finite(features, "x")
@@ -93,6 +95,7 @@ def worst_slab_coverage(
         raise ValueError(f"a slab takes at least {SLAB_ROWS_AT_LEAST} rows, got {len(y)}")
     inside = ((lower <= y) & (y <= upper)).reshape(len(y), -1)
     columns = features.cpu().double().numpy()
+    columns = columns / np.maximum(np.abs(columns).max(axis=0), 1e-300)  # squares must not overflow
     spread = columns.std(axis=0)
     columns = (columns - columns.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     found = worst_slabs(columns, inside, seed, share)

@@ -17,6 +17,7 @@ from . import files
 from .coverage import RollingCoverage
 from .martingale import ONE_SIDED, TWO_SIDED, ConformalMartingale
 from .scale import Band, DeltaScale, ScaledRows
+from .series import AwaitedTargets
 
 LEAST_FALSE_ALARMS = 1e-300  # its reciprocal, which a martingale has to reach, must be finite
 ADVICE = {
@@ -103,6 +104,7 @@ class Monitor:
         leverages = _distance(scale, scale.calibration.leverages)
         self._leverage = ConformalMartingale.start(leverages, ONE_SIDED, (seed, len(first)))
         self._coverage = [RollingCoverage(self.level, window, n) for _ in first]
+        self._awaited = AwaitedTargets()
 
     def update(self, x: Any, y: Any = None) -> list[Alarm]:
         """Take in new rows, in their order.
@@ -118,6 +120,8 @@ class Monitor:
         targets = None if y is None else self._scale.targets(y, len(X))
         rows = self._scale.rows(X)
         judged = None if targets is None else self._judged(rows, targets)  # what may fail comes first
+        missing = np.ones((len(X), len(self._errors)), dtype=bool) if judged is None else ~judged[0]
+        self._awaited.expect(self._scale.hashes(X), missing)
         before, n_before = len(self.alarms), len(self._leverage.path)
         if rows.known.leverage is not None:
             path = self._leverage.update(_distance(self._scale, rows.known.leverage))
@@ -128,7 +132,7 @@ class Monitor:
         return self.alarms[before:]
 
     def observe(self, x: Any, y: Any) -> list[Alarm]:
-        """Take in the targets of rows that `update` was given without them.
+        """Take in the targets of rows that `update` was given without them, in any order.
 
         Args:
             x: Their inputs.
@@ -136,10 +140,16 @@ class Monitor:
 
         Returns:
             The alarms that these targets have raised.
+
+        Raises:
+            ValueError: If `update` was not given a row, or its target is known already; then no target has been taken
+                in.
         """
         X = self._scale.inputs(x)
         targets, before = self._scale.targets(y, len(X)), len(self.alarms)
-        self._take_targets(*self._judged(self._scale.rows(X), targets))
+        judged = self._judged(self._scale.rows(X), targets)
+        self._awaited.take(self._scale.hashes(X), judged[0])
+        self._take_targets(*judged)
         return self.alarms[before:]
 
     @property
@@ -194,7 +204,9 @@ class Monitor:
         """Return what was found, as text: the alarms, and what they would follow from."""
         found = self.to_dict()
         chance = f"{self.false_alarms:g} each for a false alarm, ever"
-        lines = [f"Monitor of {found['rows']:,} rows: {_count(len(self.alarms), 'alarm')} (probability {chance})"]
+        lines = [
+            f"Monitor of {_count(found['rows'], 'row')}: {_count(len(self.alarms), 'alarm')} (probability {chance})"
+        ]
         lines += [f"  ALARM {alarm}" for alarm in self.alarms]
         martingales = [(f"errors{_of(each)}", each) for each in found["errors"]] + [("leverage", found["leverage"])]
         for name, each in martingales:
@@ -203,7 +215,7 @@ class Monitor:
         for each in found["coverage"]:
             if each["targets"]:
                 bounds = f"{percent(each['low'])} to {percent(each['high'])} with 95 % confidence"
-                text = f"{percent(each['share'])} of the last {each['targets']:,} targets, {bounds}"
+                text = f"{percent(each['share'])} of the last {_count(each['targets'], 'target')}, {bounds}"
                 lines.append(f"  {'coverage' + _of(each):<20}{text}; {level_name(self.level)} % asked for")
         return "\n".join(lines)
 
@@ -219,7 +231,7 @@ class Monitor:
             path: The file.
         """
         settings = (self.level, self.false_alarms, self.window, self.seed)
-        state = {"settings": settings, "alarms": self.alarms, "errors": self._errors}
+        state = {"settings": settings, "alarms": self.alarms, "errors": self._errors, "awaited": self._awaited}
         files.write(path, "monitor", self._scale, state | {"leverage": self._leverage, "coverage": self._coverage})
 
     @classmethod
@@ -240,7 +252,7 @@ class Monitor:
         state = files.read(path, "monitor", scale)
         made = cls(scale, *state["settings"])
         made.alarms, made._errors = state["alarms"], state["errors"]
-        made._leverage, made._coverage = state["leverage"], state["coverage"]
+        made._leverage, made._coverage, made._awaited = state["leverage"], state["coverage"], state["awaited"]
         return made
 
     def _judged(self, rows: ScaledRows, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -82,3 +82,28 @@ class SeriesState:
 
     def first_waiting(self, streams: Sequence[int]) -> Iterator[WaitingRow]:
         return (row for row in self.waiting if any(row.waits[stream] for stream in streams))
+
+
+@storable
+@dataclass
+class AwaitedTargets:
+    """Which rows wait for targets that come in any order, by a hash of their inputs; equal rows are counted."""
+
+    counts: dict[int, list[int]] = field(default_factory=dict)  # of each stream
+
+    def expect(self, hashes: Sequence[int], missing: np.ndarray) -> None:
+        """Remember the streams of rows that have no target yet, (n, streams)."""
+        for hash_, waits in zip(hashes, missing.astype(int).tolist(), strict=True):
+            if any(waits):
+                before = self.counts.get(hash_, [0] * len(waits))
+                self.counts[hash_] = [a + b for a, b in zip(before, waits, strict=True)]
+
+    def take(self, hashes: Sequence[int], known: np.ndarray) -> None:
+        """Forget the streams of rows whose targets have come, (n, streams), or raise and change nothing."""
+        left = {hash_: self.counts.get(hash_, [0] * known.shape[1]) for hash_ in hashes}
+        for i, (hash_, came) in enumerate(zip(hashes, known.astype(int).tolist(), strict=True)):
+            left[hash_] = [a - b for a, b in zip(left[hash_], came, strict=True)]
+            if min(left[hash_]) < 0:
+                advice = "give its inputs to update first, without the target, and observe it once"
+                raise ValueError(f"row {i} of x waits for no target: {advice}")
+        self.counts = {hash_: n for hash_, n in (self.counts | left).items() if any(n)}
