@@ -248,7 +248,8 @@ class _Description:
     def __init__(self, *given: Any, versions: bool = True) -> None:
         self._given, self._versions = given, versions
         self._owners: list[tuple[Any, type, dict[str, Any]]] = []  # objects with their class and attributes
-        self._content: list[tuple[Collection[Any], tuple[Any, ...]]] = []
+        self._collections: list[Collection[Any]] = []
+        self._content: list[Any] = []  # of all of these, one after another
         self._empty: list[Any] = []  # dictionaries, most of them of hooks that nobody has
         self._tensors: list[tuple[Tensor, tuple[Any, ...], int]] = []  # with how many elements are compared
         self._visited: dict[int, Any] = {}  # identities are unique as long as the objects exist
@@ -259,7 +260,8 @@ class _Description:
         return (
             all(map(is_, given, self._given))
             and all(type(value) is kind and value.__dict__ is own for value, kind, own in self._owners)
-            and all(len(now) == len(then) and all(map(is_, now, then)) for now, then in self._content)
+            and sum(map(len, self._collections)) == len(self._content)
+            and all(map(is_, chain.from_iterable(self._collections), self._content))
             and not any(self._empty)
             and all(_about(w) == before for w, before, _ in self._tensors)
         ) or _Description(*given, versions=self._versions).state == self.state
@@ -320,8 +322,10 @@ class _Description:
         return self._items(vars(value), vars(value).values())
 
     def _items(self, *collections: Collection[Any]) -> list[Any]:
-        self._content += [(each, tuple(each)) for each in collections]
-        return list(chain(*collections))
+        items = list(chain(*collections))
+        self._collections += collections
+        self._content += items
+        return items
 
 
 def _about(w: Tensor) -> tuple[Any, ...]:
