@@ -55,7 +55,12 @@ class Flavour:
         return f"{self.structure}, {weights}, {self.backend or 'CurvlinopsGGN (default)'}"
 
     def fit(self, problem: Problem) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """The fitted posterior: the mean and the functional variance of rows."""
+        """The mean and the functional variance of rows, by the fitted posterior."""
+        posterior = self.posterior(problem)
+        return lambda x: posterior(x, pred_type="glm")
+
+    def posterior(self, problem: Problem) -> Any:
+        """The fitted posterior."""
         from laplace import Laplace, curvature
         from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
@@ -72,7 +77,7 @@ class Flavour:
         rows = TensorDataset(problem.X, problem.y[:, None])
         batches = BatchSampler(SequentialSampler(rows), self.batch_rows, drop_last=False)
         posterior.fit(DataLoader(rows, sampler=batches, batch_size=None))  # whole batches, not collated row by row
-        return lambda x: posterior(x, pred_type="glm")
+        return posterior
 
 
 FLAVOURS = {
@@ -114,9 +119,16 @@ def main() -> None:
     parser.add_argument("flavour", choices=FLAVOURS)
     parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--joint", action="store_true", help="the covariances of all new rows instead, untimed")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(args.threads)
+    if args.joint:
+        problem = Problem.load(args.problem)
+        torch.set_default_dtype(problem.X.dtype)
+        _, covariance = FLAVOURS[args.flavour].posterior(problem)(problem.new, pred_type="glm", joint=True)
+        np.savez(args.answer, covariance=covariance.numpy())
+        return
     seconds, predict = best_round(args.problem, FLAVOURS[args.flavour].fit, args.repeats)
     _, variance = predict(Problem.load(args.problem).new)
     np.savez(args.answer, seconds=seconds, variance=variance[:, 0, 0].numpy())

@@ -186,9 +186,9 @@ def markdown(table: pd.DataFrame) -> str:
     lines = [
         "# Bayesian optimisation: a network's posterior against a Gaussian process",
         "",
-        "`python -m experiments optimise`. Simple regret, the smallest value found minus the minimum: mean over seeds,",
-        "its standard error, and the median. Both begin with the same points. Seconds are of a whole run, and depend",
-        "on what else the machine did.",
+        "`python -m experiments optimise`, with `--functions` and `--seeds` for less. Simple regret, the smallest",
+        "value found minus the minimum: mean over seeds, its standard error, and the median. Both begin with the same",
+        "points. Seconds are of a whole run, and depend on what else the machine did.",
         "",
         "| function | evaluations | method | seeds | mean regret | standard error | median | seconds |",
         "|---|---|---|---|---|---|---|---|",
