@@ -299,11 +299,13 @@ class Certificate(NamedTuple):
 
     def holds(self, names: Sequence[str], parts: Sequence[Part]) -> bool:
         """Return whether the gradients with respect to some parameters, one part per output, have this sum."""
-        if len({type(part) for part in parts}) > 1:  # an output may not depend on a layer
+        if len(parts) > 1 and len({type(part) for part in parts}) > 1:  # an output may not depend on a layer
             parts = [DenseRows(part.rows()) for part in parts]
-        totals = [part.total(column, self.directions) for part, column in zip(parts, self.factors.T, strict=True)]
-        found = totals[0] if len(totals) == 1 else torch.stack(totals).sum(dim=0)
+        found = parts[0].total(self.factors[:, 0], self.directions)
+        for part, column in zip(parts[1:], self.factors.T[1:], strict=True):
+            found = found + part.total(column, self.directions)
         expected = parts[0].image([self.gradients[name] for name in names], self.directions)
-        *sizes, difference = (float(torch.linalg.vector_norm(each)) for each in (found, expected, found - expected))
+        compared = torch.stack([found, expected, found - expected]).flatten(1)
+        *sizes, difference = torch.linalg.vector_norm(compared, dim=1).tolist()
         largest = max(sizes)
         return difference <= CERTIFIED_TO[found.dtype] * largest or not math.isfinite(largest)  # a row will be named
