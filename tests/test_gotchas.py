@@ -258,6 +258,12 @@ def _():
     fitted(**RAW).calibrate(data()[1].scaled.x, data()[1].y)
 
 
+@use(WRONG, "`calibrate` gets targets in another order than the rows")
+def _():
+    x, y = data()[1].scaled
+    fitted().calibrate(x, np.random.default_rng(0).permutation(y))
+
+
 @use(WRONG, "`calibrate` gets training rows")
 def _():
     fitted().calibrate(*data()[0].scaled)
@@ -305,6 +311,12 @@ def _():
 @use(WRONG, "`evaluate` gets raw inputs")
 def _():
     fitted().evaluate(data()[2].x, data()[2].scaled.y)
+
+
+@use(WRONG, "`evaluate` gets targets in another order than the rows")
+def _():
+    x, y = data()[2].scaled
+    fitted().evaluate(x, np.random.default_rng(0).permutation(y))
 
 
 @use(WRONG, "`report` gets scaled targets, and answers are in original units")
@@ -658,5 +670,6 @@ def test_the_document_holds_the_table():
 
 
 if __name__ == "__main__":
+    made = table()
     before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{table()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{made}\n{END}{rest.partition(END)[2]}", encoding="utf-8")

@@ -5,12 +5,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from torch import nn
 
 from deltaband import ClassificationIntervals, DeltabandWarning, PredictionIntervals
 from deltaband.data.inputs import Inputs, Ranges
-from deltaband.data.row_record import Moments
+from deltaband.data.row_record import Moments, rank_correlation
 from deltaband.errors import InputsMessage, MisfitWarning, said_once, warn
 from tests.support.networks import regression, trained, trained_mlp
 
@@ -45,6 +46,29 @@ def test_moments_are_those_of_the_definition(shift):
         np.testing.assert_allclose(found.correlated[o], 1 - line / variance, **tolerance)
         np.testing.assert_allclose(found.std[o], np.sqrt(variance), **tolerance)
         np.testing.assert_allclose(found.line[0][o], slope, **tolerance)
+
+
+def test_the_rank_correlation_is_at_most_the_bound_of_fisher():
+    rng = np.random.default_rng(0)
+    f = rng.normal(size=(50, 3))
+    y = np.column_stack([f[:, 0] + 1e6 * (np.arange(50) == 3), rng.standard_cauchy(50), -f[:, 2]])
+    expected = [np.tanh(np.arctanh(stats.spearmanr(y[:, o], f[:, o]).statistic) + 1.96 / 47**0.5) for o in (0, 1)]
+    np.testing.assert_allclose(rank_correlation(y, f), [*expected, -1.0], rtol=1e-9)
+
+
+def test_rows_whose_targets_have_nothing_to_do_with_their_predictions_are_noticed_and_overfitted_ones_are_not():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(200, 1))
+    y = (2 * x + 0.5 * rng.normal(size=x.shape))[:, 0]
+    line = nn.Linear(1, 1).double()
+    with torch.no_grad():
+        line.weight.fill_(2.0), line.bias.fill_(0.0)
+    band = PredictionIntervals(line, damping=1.0).fit(x, y, progress=False)
+    noisy = y + 8 * rng.normal(size=y.shape)  # R² < 0, as of a network that has learnt its training rows by heart
+    assert Moments.of(noisy[:, None] / 8, line(torch.from_numpy(x)).detach().numpy(), None).explained < 0
+    band.evaluate(x, noisy / 8)
+    with pytest.warns(MisfitWarning, match="of these rows nothing .* in the order of their rows"):
+        band.evaluate(x, rng.permutation(y))
 
 
 @pytest.mark.parametrize("shift", [1e6, 1e8, 1e10])

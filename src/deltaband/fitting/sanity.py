@@ -33,6 +33,15 @@ def misfit(moments: Moments, bad: np.ndarray, rows: str) -> str:
     return MisfitMessage(f"{found}: {CAUSES}")
 
 
+def unrelated(trained: float, found: float, rows: str) -> str:
+    """Return what to say of rows whose targets have nothing to do with their predictions; both numbers are R²."""
+    return MisfitMessage(
+        f"the network explains {trained:.0%} of the variance of the targets of its training rows, and of {rows} "
+        f"nothing (R² = {found:.3g}; predictions and targets are hardly correlated): are targets in the order of their "
+        "rows, and columns in that of training? Or has it learnt its training rows by heart, and nothing else?"
+    )
+
+
 def far_off(median: np.ndarray, rows: str) -> str:
     """Return what to say of rows whose errors are mostly larger than the training targets vary."""
     return MisfitMessage(

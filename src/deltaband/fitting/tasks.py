@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data.batches import read_targets
-from ..data.row_record import Moments
+from ..data.row_record import Moments, rank_correlation
 from ..errors import FormulaMessage
 from ..network.network import Head
 from ..network.returned import VARIANCE_FORMS, Pick, mean_and_variance, middle_and_ends
@@ -22,6 +22,8 @@ from ..validation import check_callable, check_choice, check_ints
 from . import sanity
 from .classes import Classification
 from .fit import N_ROWS_TO_JUDGE, Fit, Outputs
+
+KEPT_CORRELATION = 0.25  # of predictions with targets, that is left of it on rows like the training rows
 
 
 @dataclass(frozen=True)
@@ -227,19 +229,24 @@ class Regression:
         """Return what makes targets and outputs (n, m) of rows outside of the training unlike those of the fits.
 
         Rows that are like the training rows may be predicted badly, by a network that has learnt these by heart, but
-        not half of them worse than by a standard deviation of the training targets, and not with errors that a line
-        through the predictions would take away. `units` are those of y and f.
+        not half of them worse than by a standard deviation of the training targets, not with errors that a line
+        through the predictions would take away, and not so that predictions and targets have nothing to do with each
+        other. `units` are those of y and f.
         """
         if len(y) < N_ROWS_TO_JUDGE:
             return []
-        moments = Moments.of(y, f, None)
+        moments, training = Moments.of(y, f, None), list(map(self.moments, fits))
         if (bad := (moments.explained < 0) & (moments.correlated > 0.5)).any():
             return [sanity.misfit(moments, bad, rows)]
-        std = np.concatenate([self.moments(fit).std for fit in fits])
+        std = np.concatenate([each.std for each in training])
         if units == "original" and self.units is not None:
             if self.units.affine is None:
                 return []
             std = self.units.to_original_difference(std)
+        explained = np.concatenate([each.explained for each in training])
+        learnt = np.sqrt(np.where(explained > 0.5, explained, 0.0))  # of the others little can be said
+        if (bad := (moments.explained < 0) & (rank_correlation(y, f) < KEPT_CORRELATION * learnt)).any():
+            return [sanity.unrelated(explained[bad][0], moments.explained[bad][0], rows)]
         median = np.divide(np.median(np.abs(y - f), axis=0), std, out=np.zeros_like(std), where=std > 0)
         return [sanity.far_off(median, rows)] if (median > 1).any() else []
 
