@@ -19,6 +19,7 @@ from deltaband.cli.output import Refusal
 from deltaband.cli.rows import Columns, store
 from deltaband.cli.tables import group_values, open_table, to_numbers
 from deltaband.engines import registered_engines
+from deltaband.fitting import sanity
 
 NUMBERS = np.arange(25)
 TEXTS = [f'"{i}", and\nmore' for i in range(25)]
@@ -321,6 +322,15 @@ def test_engines_are_written_as_their_constructors_say():
         ("robust='HC1' needs λ", "--robust HC1 needs λ"),
         ("say which form it returns: variance=", "say which form it returns: --variance"),
         ("input_transform=scale failed", "--standardise or --scaling scale failed"),
+        (
+            sanity.CAUSES,
+            "are its weights loaded, and the inputs scaled as in training (--standardise or --scaling), and the "
+            "targets in the units of training (--standardise, --scaling or --target-mean)?",
+        ),
+        (
+            sanity.other_units("original", "fit"),
+            "the targets of fit have been scaled already, and tables hold them in their original units",
+        ),
         ("raise the damping, or look at variance(x); the loss was 3", None),  # words, not arguments
         ("'variance', 'log_variance' or 'std', loss 'weighted_mean', noise_std", None),
     ],

@@ -146,6 +146,11 @@ TYPED = {name: f"--{name}" for name in NAMED_ALIKE.split(" ")} | {
     "target_transform": "--standardise, --scaling or --target-mean",
     "input_transform": "--standardise or --scaling",
 }
+# what messages say of `targets=`: tables always hold them in original units
+OF_TARGETS = {
+    "(target_transform=, targets=)": "(target_transform=)",
+    "and targets='original' was given: leave that out, or give the targets": "and tables hold them",
+}
 
 
 def as_typed(message: str, words: bool = False) -> str:
@@ -157,6 +162,8 @@ def as_typed(message: str, words: bool = False) -> str:
             return found[0]
         return f"{TYPED[name]} {value}" if value else TYPED[name]
 
+    for of_library, of_tables in OF_TARGETS.items():
+        message = message.replace(of_library, of_tables)
     return re.sub(rf"(?<![\w'\"-])({'|'.join(TYPED)})(?![\w(])(=)?(?:(?<==)['\"]?([\w.]+)['\"]?)?", option, message)
 
 
