@@ -257,12 +257,12 @@ def ends_of(
     return np.stack(found, axis=2)
 
 
-def parse_probabilities(p: float | Sequence[float]) -> tuple[float, ...]:
+def parse_probabilities(p: float | Sequence[float], name: str = "p") -> tuple[float, ...]:
     """Return one or several probabilities as a tuple; raise TypeError or ValueError if they are not between 0 and 1."""
     try:
         values = np.atleast_1d(np.asarray(p, dtype=float))
     except (TypeError, ValueError):
-        raise TypeError(f"p must be a number or a list of numbers between 0 and 1, got {p!r}") from None
+        raise TypeError(f"{name} must be a number or a list of numbers between 0 and 1, got {p!r}") from None
     if values.ndim != 1 or not len(values) or not ((values > 0) & (values < 1)).all():
-        raise ValueError(f"p must be between 0 and 1, exclusive (0.9 for the 90 % quantile), got {p!r}")
+        raise ValueError(f"{name} must be between 0 and 1, exclusive (0.9 for the 90 % quantile), got {p!r}")
     return tuple(values.tolist())

@@ -8,7 +8,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import StandardScaler
 
-from deltaband import PredictionIntervals
+from deltaband import DeltabandWarning, PredictionIntervals
 from deltaband.sklearn import BandRegressor, IntervalRegressor
 from tests.support.networks import mlp
 
@@ -112,9 +112,22 @@ def test_a_band_answers_under_the_same_names():
     np.testing.assert_array_equal(regressor.predict_interval(X, 0.8).lower, band.predict(X, 0.8).lower)
 
 
+def test_nothing_is_said_of_levels_that_nobody_asked_for():
+    X, y = data(600)
+    X = np.column_stack([X, np.arange(600) % 2])
+    regressor = IntervalRegressor(network(), calibration=0.3, groups=2, random_state=0).fit(X, y)
+    found = regressor.predict_proba(X[:20]).quantile([0.1, 0.9])  # warnings are errors
+    np.testing.assert_allclose(found, regressor.predict_quantiles(X[:20], [0.1, 0.9]), rtol=1e-6)
+    with pytest.warns(DeltabandWarning, match="far outside of the training rows"):
+        regressor.predict_proba(X[:20] * [1000, 1000, 1])
+
+
 def test_what_is_no_probability_is_refused():
     regressor, X = fitted("alone", 0.1)  # 30 rows
-    for alpha, kind, message in ((1.0, ValueError, "between 0 and 1"), ("low", TypeError, "a number or a list")):
+    for alpha, kind, message in (
+        (1.0, ValueError, "alpha must be between 0 and 1"),
+        ("low", TypeError, "alpha must be a number or a list"),
+    ):
         with pytest.raises(kind, match=message):
             regressor.predict_quantiles(X, alpha)
     with pytest.raises(ValueError, match=r"30 calibration rows are too few for level 0\.98"):

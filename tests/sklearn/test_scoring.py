@@ -65,6 +65,7 @@ def test_a_band_is_scored_too():
     band = PredictionIntervals(mlp(2), damping=1.0).fit(X, y, progress=False)
     expected = metrics.interval_score(y, band.predict(X, 0.9))
     assert IntervalScorer(0.9)(BandRegressor(band), X, y) == pytest.approx(-expected)
+    assert IntervalScorer((0.9,))(BandRegressor(band), X, y) == pytest.approx(-expected)
     assert pickle.loads(pickle.dumps(IntervalScorer(0.9))) == IntervalScorer(0.9)
 
 

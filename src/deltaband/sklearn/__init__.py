@@ -25,7 +25,7 @@ from ..distributions import (
     parse_probabilities,
 )
 from ..engines import Engine
-from ..errors import UnreliableFormulaWarning, warn
+from ..errors import UnreliableFormulaWarning, silenced, warn
 from ..forecaster import SMALLEST_LEVEL
 from ..intervals import PredictionIntervals
 from ..results import Intervals, Side, check_kind_and_side, interval_arrays, parse_levels
@@ -248,7 +248,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Returns:
             (n,), or (n, m) for m outputs; for several probabilities with one more axis.
         """
-        probabilities = parse_probabilities(alpha)
+        probabilities = parse_probabilities(alpha, "alpha")
         intervals = self.predict_interval(X, [*levels_of(probabilities), SMALLEST_LEVEL], unknown=unknown)
         found = ends_of(probabilities, *interval_arrays(intervals))
         return found.reshape(*intervals.mean.shape, *([] if np.ndim(alpha) == 0 else [len(probabilities)]))
@@ -272,7 +272,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return StudentT(mean, std.reshape(mean.shape), np.concatenate([fit.t_freedom for fit in self.band_.fits_]))
         n_rows = None if calibration is None else calibration.conformal.n_rows
         levels = levels_of_steps(n_rows)
-        found = self.predict_interval(X, levels.tolist(), unknown=unknown)
+        self.band_.predict_mean(self._fitted_network().inputs(X))  # whatever there is to say of these rows is said
+        with silenced():  # about the highest of these levels
+            found = self.predict_interval(X, levels.tolist(), unknown=unknown)
         return Steps.of_bounds(levels, found.mean, found.lower, found.upper, n_rows)
 
     def __sklearn_tags__(self) -> Any:

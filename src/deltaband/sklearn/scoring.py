@@ -53,5 +53,5 @@ class IntervalScorer:
             raise ValueError(f"expected one interval per target: bounds {lower.shape}, targets {targets.shape}")
         check_finite(torch.from_numpy(targets), "targets")
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
-        scores = interval_scores(targets[:, :, None], lower, upper, found.level).mean(axis=(1, 2))
+        scores = interval_scores(targets[:, :, None], lower, upper, np.asarray(found.level)).mean(axis=(1, 2))
         return -float(np.average(scores, weights=weight))
