@@ -1,16 +1,19 @@
 """`ClassificationIntervals`: for a trained classifier, intervals of each class's log-odds and probability."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .calibration import METHODS, LabelCalibration
 from .engines import Engine, parse_engine
+from .errors import warn
 from .estimator import Estimator, by_batches
 from .fitting.classes import Classification
+from .fitting.fit import check_outputs
 from .fitting.optimiser import damping_rule
 from .fitting.spec import FitSpec
 from .network.log_odds import log_odds, log_odds_of_prediction
@@ -19,7 +22,7 @@ from .network.network import Head
 from .results import ClassIntervals, Intervals, like, parse_levels
 from .storage.encoding import storable
 from .transforms import InputTransform
-from .validation import check_ints
+from .validation import check_bool, check_choice, check_int, check_ints
 
 
 @storable
@@ -33,9 +36,9 @@ class ClassificationIntervals(Estimator):
     Fisher matrix at the training rows. The sigmoid of the bounds gives those of the probability π_c.
 
     It is a confidence band of the score: how far s_c would move if the network were trained on other labels drawn for
-    the same rows. There is no noise term, and it is not a set of labels that holds the true one. The formula assumes
-    that the network was trained to (near) a minimum of `Σ −log π_y + λ/2 ‖w‖²`: with the mean cross-entropy and an
-    optimiser's `weight_decay` λ = n·wd; else give `damping=λ`.
+    the same rows. There is no noise term, and it is not a set of labels that holds the true one: for that `calibrate`
+    on held-out rows, and ask `predict_set`. The formula assumes that the network was trained to (near) a minimum of `Σ
+    −log π_y + λ/2 ‖w‖²`: with the mean cross-entropy and an optimiser's `weight_decay` λ = n·wd; else give `damping=λ`.
 
     The network returns logits (n, C), or one logit per row, (n,) or (n, 1), which is the log-odds of class 1 against
     class 0. Log-probabilities do as well; `output=torch.log` makes them from probabilities (`torch.logit` from a
@@ -54,6 +57,8 @@ class ClassificationIntervals(Estimator):
             For two classes both are the same.
         engine, memory, parameters, output, batch, input_transform: As in `PredictionIntervals`.
     """
+
+    _calibration: LabelCalibration | None  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -118,6 +123,83 @@ class ClassificationIntervals(Estimator):
             )
 
         return ClassIntervals(classes, intervals(lambda s: s), intervals(expit))
+
+    def calibrate(
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        method: Literal["lac", "aps"] = "lac",
+        by_class: bool = False,
+        seed: int = 0,
+    ) -> Self:
+        """Calibrate sets of labels on held-out rows, so that they hold the true label as often as they say.
+
+        Afterwards `predict_set` gives each row the labels whose score is at most a quantile of the calibration rows'
+        scores: for rows exchangeable with them, which the network was not trained on, the true label is among these
+        with probability at least the level, whatever the network. `predict` stays what it is.
+
+        Args:
+            data: A loader of batches `(x, y)`, or the inputs with their labels `y`.
+            y: The labels.
+            method: "lac", whose sets are the smallest on average, or "aps", which adds labels from the most likely one
+                on until their probabilities suffice, with seeded randomisation: larger sets, more even over easy and
+                hard rows.
+            by_class: Whether the level holds given the true class, for every class; each then needs enough rows.
+            seed: Seed for the randomisation of "aps".
+
+        Returns:
+            The calibrated estimator itself.
+
+        Raises:
+            ValueError: If a label is none of the network's, or the data hold no row.
+        """
+        check_choice(method, "method", METHODS)
+        check_bool(by_class, "by_class")
+        check_int(seed, "seed", 0)
+        fits = self.fits_
+        self.spec.forget()
+        calibration = LabelCalibration.fit(self.spec, fits, self.spec.read(data, y), method, by_class, seed)
+        warn(*calibration.warnings())  # which may be errors: then nothing has changed
+        self._calibration = calibration
+        return self
+
+    @by_batches
+    def predict_set(self, x: Any, level: float | Sequence[float] = 0.95, *, allow_empty: bool = False) -> Any:
+        """Return for each row the set of labels that holds the true one with probability at least the level.
+
+        Args:
+            x: Inputs, or a loader of them.
+            level: The probability, or several.
+            allow_empty: Whether a set may be empty, where no label conforms; otherwise it holds the most likely one.
+
+        Returns:
+            Whether each label is in the set, (n, C), or with several levels (n, C, levels), of the kind of `x`.
+
+        Raises:
+            ValueError: If the classifier is not calibrated, or the calibration rows are too few for the level.
+        """
+        levels = parse_levels(level)
+        check_bool(allow_empty, "allow_empty")
+        fits, calibration = self.fits_, self._calibration
+        if calibration is None:
+            raise ValueError("sets of labels follow from held-out rows: call calibrate(x, y) first")
+        X = self.spec.known_inputs(fits, x)
+        if len(X):
+            X.check_finite()
+            network = self.spec.network()
+            self.spec.warn_of_changed_weights(network, fits[0])
+            z = network.outputs(X)
+            check_outputs(z)
+            members = calibration.sets(z, levels, allow_empty)
+        else:
+            members = np.zeros((0, calibration.n_classes, len(levels)), dtype=bool)
+        return like(x, members[:, :, 0] if np.ndim(level) == 0 else members, torch.bool)
+
+    @property
+    def calibration_(self) -> LabelCalibration | None:  # type: ignore[override]
+        """What `calibrate` found; None before it."""
+        return self._calibration
 
     @by_batches
     def variance(self, x: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from .calibration import Calibration, rows_needed
+from .calibration import Calibration, LabelCalibration, rows_needed
 from .damping import Damping
 from .data.labels import count_classes
 from .display import BLUE, SMALL_HEIGHT, SMALL_STYLE, VERMILLION, Markup, element, spectrum_picture
@@ -44,11 +44,13 @@ def summary_html(title: str, lines: Sequence[Line], fit: Fit) -> Markup:
     return element("div", *parts)
 
 
-def summary_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibration | None) -> list[Line]:
+def summary_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibration | LabelCalibration | None) -> list[Line]:
     """Return the lines of the summary of fits."""
     if isinstance(spec.task, Classification):
         accuracies = spec.task.accuracies(fits)
-        return _classification_lines(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
+        lines = _classification_lines(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
+        return lines + (calibration.lines() if isinstance(calibration, LabelCalibration) else [])
+    assert not isinstance(calibration, LabelCalibration)
     return _regression_lines(spec, spec.task, fits, calibration)
 
 
