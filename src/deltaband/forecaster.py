@@ -130,6 +130,10 @@ class Forecaster(Predictor):
 
         Returns:
             The score in the units of y, or (m,) for m outputs.
+
+        Raises:
+            ValueError: If there are not as many targets as rows, or none.
+            TypeError: If `x` is a loader.
         """
         targets, first, sums = self.select_targets(y), 0, np.zeros(len(self.outputs_))
         for part in self._distributions(x, symmetric, given):

@@ -185,6 +185,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Returns:
             The prediction (n,) or (n, m), or a pair of it and the standard deviation of the same shape.
+
+        Raises:
+            ValueError: If `return_std=True` is asked of a target whose transform is not affine.
         """
         self._check_inputs(X)
         mean = _predict(self.estimator_, X)
