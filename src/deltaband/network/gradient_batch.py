@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ class GradientBatch:
 
     @cached_property
     def squared_norms(self) -> np.ndarray:  # (b,) float64
-        return np.concatenate([sum(part.squared_norms() for part in block.parts()) for block in self.blocks])
+        norms = [torch.stack([part.squared_norms() for part in block.parts()]).sum(dim=0) for block in self.blocks]
+        return torch.cat(norms).cpu().numpy()
 
     def columns(self, width: int) -> Iterator[np.ndarray]:
         """Yield all rows in float64, some columns at a time: (b, ≤ width). Each overwrites the one before."""
@@ -144,7 +146,7 @@ class GradientBatch:
 
     def inner(self, other: GradientBatch) -> np.ndarray:
         """Return inner products in float64, which equal `self.rows() @ other.rows().T`."""  # (b, b')
-        if self.has_rows and other.has_rows:
+        if self.rows_on_cpu and other.rows_on_cpu:
             width = max(1, CHUNK_BYTES // (8 * max(len(self), len(other), 1)))
             products = np.zeros((len(self), len(other)))
             for mine, theirs in zip(self.columns(width), other.columns(width), strict=True):
@@ -152,7 +154,8 @@ class GradientBatch:
             return products
         left = [block.parts() for block in self.merged().blocks]
         right = (block.parts() for block in other.blocks)  # one at a time
-        return np.concatenate([np.concatenate([sum(map(inner, mine, theirs)) for mine in left]) for theirs in right], 1)
+        columns = [torch.cat([_total(map(inner, mine, theirs)) for mine in left]) for theirs in right]
+        return torch.cat(columns, dim=1).cpu().numpy()  # once, and of the products alone
 
     def projected(self, S: Projection) -> GradientBatch:
         """Return gSᵀ, from layer factors where that is faster."""  # (b, p) -> (b, r)
@@ -163,6 +166,12 @@ class GradientBatch:
         """Whether full rows are in memory, rather than factors that they can be formed from."""
         stored = [block.stored if isinstance(block, StoredBlock) else (None,) for block in self.blocks]
         return all(isinstance(part, DenseRows) for parts in stored for part in parts)
+
+    @property
+    def rows_on_cpu(self) -> bool:
+        """Whether full rows are in main memory, where BLAS multiplies them."""
+        tensors = (t for block in self.blocks for part in block.parts() for t in part._tensors.values())
+        return self.has_rows and all(tensor.device.type == "cpu" for tensor in tensors)
 
     def merged(self) -> GradientBatch:
         """Return the same rows in memory, in fewer and larger blocks, whose products are faster."""
@@ -226,6 +235,10 @@ class GradientBatch:
         return GradientBatch(tuple(block for batch in batches for block in batch.blocks))
 
 
+def _total(tensors: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, tensors)
+
+
 @dataclass(frozen=True)
 class KeptInputs:
     """Keeps of each row the input alone; its gradient is computed again when it is needed."""
@@ -240,7 +253,7 @@ class KeptInputs:
 def kernel(J: GradientBatch) -> np.ndarray:
     """Return K = JJᵀ, in the upper triangle."""
     K = np.zeros((len(J), len(J)), order="F")
-    if J.has_rows:
+    if J.rows_on_cpu:
         for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
             K = add_gram(K, columns, outer=True)
         return K

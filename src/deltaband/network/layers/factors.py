@@ -83,8 +83,8 @@ class DenseRows(_Factors):
     def columns(self, start: int, stop: int) -> Tensor:  # (b, stop − start)
         return self.values[:, start:stop]
 
-    def squared_norms(self) -> np.ndarray:  # (b,)
-        return np.square(torch.linalg.vector_norm(self.values.cpu(), dim=1, dtype=torch.float64).numpy())
+    def squared_norms(self) -> Tensor:  # (b,) float64
+        return torch.linalg.vector_norm(self.values, dim=1, dtype=torch.float64).square()
 
 
 class _Positions(_Factors):
@@ -105,10 +105,10 @@ class _Positions(_Factors):
         factors = factors.to(delta) if t == 1 else factors.to(delta).repeat_interleave(t)
         return (directions[:, :o].to(delta) @ delta.T).mul_(factors)
 
-    def squared_norms(self) -> np.ndarray:
-        return self._products(self).sum(dim=(1, 2)).numpy()
+    def squared_norms(self) -> Tensor:
+        return self._products(self).sum(dim=(1, 2))
 
-    def inner(self, other: _Positions) -> np.ndarray:  # (b, b')
+    def inner(self, other: _Positions) -> Tensor:  # (b, b')
         """Sum products over the positions t and t' of two rows, some rows at a time."""
         (b, t, _), (b_, t_, _) = self.delta.shape, other.delta.shape
         step = max(1, PRODUCT_NUMBERS // max(1, t * b_ * t_))
@@ -117,7 +117,7 @@ class _Positions(_Factors):
         for rows in mine:
             products = rows._flat()._products(theirs)
             sums.append(products.reshape(-1, t, b_, t_).sum(dim=(1, 3)) if t * t_ > 1 else products)
-        return (sums[0] if len(sums) == 1 else torch.cat(sums)).numpy()
+        return sums[0] if len(sums) == 1 else torch.cat(sums)
 
     def _flat(self) -> Self:
         """Return the positions of all rows in one dimension."""
@@ -125,8 +125,8 @@ class _Positions(_Factors):
 
 
 def exact(values: Tensor) -> Tensor:
-    """Return numbers in float64, and indices as they are, in main memory."""
-    return values.cpu().double() if values.is_floating_point() else values.cpu()
+    """Return numbers in float64, and indices as they are."""
+    return values.double() if values.is_floating_point() else values
 
 
 def _product(mine: Tensor, theirs: Tensor) -> Tensor:  # (…, t, k), (…, t', k) -> (…, t, t')
@@ -264,16 +264,16 @@ def compact(part: Part) -> Part:
     return part.map(lambda values: values.clone() if values.untyped_storage().nbytes() > 2 * values.nbytes else values)
 
 
-def inner(mine: Part, theirs: Part) -> np.ndarray:  # (b, b')
-    """Return the inner products of two parts for the same parameters, in float64."""
+def inner(mine: Part, theirs: Part) -> Tensor:  # (b, b')
+    """Return the inner products of two parts for the same parameters, in float64, where they are."""
     if isinstance(mine, _Positions) and isinstance(theirs, type(mine)):
         return mine.inner(theirs)
-    a, b = mine.rows().cpu(), theirs.rows().cpu()
-    products = np.zeros((len(a), len(b)))
+    a, b = mine.rows(), theirs.rows()
+    products = a.new_zeros(len(a), len(b), dtype=torch.float64)
     width = max(1, PRODUCT_NUMBERS // 4 // max(len(a), len(b), 1))
     for start in range(0, a.shape[1], width):
         columns = slice(start, start + width)
-        products += a[:, columns].double().numpy() @ b[:, columns].double().numpy().T
+        products += a[:, columns].double() @ b[:, columns].double().T
     return products
 
 
