@@ -14,7 +14,7 @@ TITLES = {
     "prediction": "Groups: quintiles of the prediction",
     "tilted": "Shift: rows drawn along the first principal component",
     "beyond": "Shift: the highest fifth along the first principal component",
-    "order": "One after another: nine files in their order, and four series in time",
+    "order": "One after another: files in their order, and series in time",
 }
 LOWEST = {
     "feature": "lowest quintile",
