@@ -20,7 +20,7 @@ LEVEL_ROUNDING = 1e-9  # of levels times rows, as that of conformal ranks
 class Distribution(ABC):
     """Predictive distributions, one per row and output. Methods return NumPy arrays in float64.
 
-    Attributes:
+    Args:
         mean: The predictions, (n,), or (n, m) for m outputs.
     """
 
@@ -116,7 +116,8 @@ class Distribution(ABC):
 class StudentT(Distribution):
     """ŷ + scale·t, t having Student's distribution.
 
-    Attributes:
+    Args:
+        mean: The predictions, (n,), or (n, m) for m outputs.
         scale: s·√(1 + q), of the shape of `mean`.
         freedom: The degrees of freedom n − p*, (m,).
     """
@@ -166,7 +167,8 @@ class Steps(Distribution):
     the quantile of p is the largest y with P(Y < y) ≤ p, above it the smallest with P(Y ≤ y) ≥ p: a pair of them holds
     at least its level. What is beyond the largest level has no place; the CRPS shares it out among the steps.
 
-    Attributes:
+    Args:
+        mean: The predictions, (n,), or (n, m) for m outputs.
         values: Where the steps are, in ascending order, (n, K) or (n, m, K).
         cumulative: P(Y ≤ value) at each, (K,).
         below: P(Y < the first).
@@ -184,7 +186,15 @@ class Steps(Distribution):
     def of_bounds(
         cls, levels: np.ndarray, mean: np.ndarray, lower: np.ndarray | None, upper: np.ndarray, n_rows: int | None
     ) -> Steps:
-        """Return the distribution of intervals (…, K) of ascending levels, or of upper bounds alone."""
+        """Return the distribution of intervals.
+
+        Args:
+            levels: Their levels, ascending, (K,).
+            mean: The predictions, (n,), or (n, m) for m outputs.
+            lower: Lower bounds, of the shape of `mean` and K; None for a distribution of upper bounds alone.
+            upper: Upper bounds.
+            n_rows: The calibration rows that they follow from.
+        """
         upper = np.maximum.accumulate(upper, axis=-1)
         if lower is None:
             return cls(mean, upper, levels, 0.0, False, n_rows)
