@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from ..errors import not_regular, warn
-from ..network.gradient_batch import CHUNK_BYTES, GradientBatch, kernel
+from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
+from ..network.kernel import kernel
 from ..storage.encoding import storable
 from ..validation import check_choice, check_int, check_memory
 from .base import Accumulator, Cost, Engine, Known, register

@@ -5,6 +5,7 @@ Below it are the sizes that the cost of all engines depends on.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from ..errors import SingularMatrixError, not_regular, warn
 from ..machine import free_memory
-from ..network.gradient_batch import GradientBatch, add_gram, check_in_place, coordinates, kernel
+from ..network.gradient_batch import GradientBatch, add_gram, check_in_place, coordinates
+from ..network.kernel import kernel
 from ..storage.encoding import storable
 from .base import Accumulator, Cost, Engine, Known, register
 from .covariance import By, Covariance, Products
@@ -257,6 +259,7 @@ class Problem:
     damped: bool = True  #: Whether λ is known.
     reiterable: bool = True  #: Whether the data can be read twice.
     recomputed: bool = False  #: Whether only the inputs of rows are kept, and their gradients computed again.
+    room: float = 0.0  #: Bytes for the factors of all rows, as many layers at a time as fit, where they are.
     positions: int = 0  #: Of the outer products that one row's gradient consists of.
 
     @property
@@ -268,6 +271,13 @@ class Problem:
     def certificate_bytes(self) -> int:
         """What certifying a batch takes: a gradient of all weights, and the sum that is compared with it."""
         return 2 * self.n_parameters * self.itemsize
+
+    @property
+    def passes(self) -> int:
+        """How often the gradients of all rows are computed."""
+        if not self.recomputed:
+            return 1
+        return 1 + math.ceil((self.n_rows or 0) * self.factor_bytes / max(self.room, self.factor_bytes))
 
     @property
     def recomputed_bytes(self) -> int:

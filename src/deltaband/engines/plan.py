@@ -19,6 +19,7 @@ from .projection import RandomProjection
 # landmarks or dimensions; more are worth their time only where p* is in the thousands
 SMALLEST_AUTO_SIZE, LARGEST_AUTO_SIZE = 32, 4096
 LONGEST_EXACT_SECONDS = 3600.0  # after which an approximation is preferred to the exact method
+SPARE_FOR_FACTORS = 0.75  # of the memory that is left over, where factors are computed again layer by layer
 # how much longer a projection may take than landmarks: this many times, and some seconds
 SLOWDOWN_ALLOWED, SLOWDOWN_ALLOWED_SECONDS = 3.0, 600.0
 
@@ -41,9 +42,7 @@ class Option:
     def seconds(self) -> float:
         """The time of a fit, roughly: the gradients, and the multiplications at the speed of a matrix product."""
         n = self.problem.n_rows or 0
-        gradients = n * self.problem.row_seconds
-        if self.problem.recomputed:  # each group of rows meets all the rows before it
-            gradients *= 1 + n * self.problem.factor_bytes / self.problem.recomputed_bytes
+        gradients = n * self.problem.row_seconds * self.problem.passes
         return self.engine.cost(self.problem).flops / _flops_per_second() + gradients
 
     def __str__(self) -> str:
@@ -131,6 +130,9 @@ def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | Non
 def _forms(engine: Engine, problem: Problem, budget: float) -> list[Option]:
     """Return the engine, and with rows computed again where it is exact, does not fit otherwise and that helps."""
     option, again = Option(engine, problem), Option(engine, replace(problem, recomputed=True))
+    weights, spare = problem.n_parameters * problem.itemsize, max(budget - again.nbytes, 0.0)
+    room = again.problem.recomputed_bytes - weights + SPARE_FOR_FACTORS * spare
+    again = Option(engine, replace(again.problem, room=room))
     helps = engine.is_exact and problem.n_rows is not None and again.nbytes < option.nbytes
     return [option, again] if helps and option.nbytes > budget else [option]
 

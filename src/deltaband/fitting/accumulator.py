@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -88,16 +89,13 @@ class FitAccumulator:
         option, m = start.option, start.n_outputs
         problem = option.problem
         self._inputs: KeptInputs | None = None
-        if problem.recomputed:  # half of what is left over is for the rows that meet them
-            room = (
-                problem.recomputed_bytes - problem.n_parameters * problem.itemsize + (start.memory - option.nbytes) / 2
-            )
-            rows_in_memory = int(room // (2 * problem.factor_bytes))
+        if problem.recomputed:
+            rows_in_memory = max(1, int(problem.room // problem.factor_bytes))
             self._inputs = KeptInputs(network.copy(own_weights=True), rows_in_memory)
         # rows are taken as they come; inner products are faster for many at once
         self._rows_at_once = 0
         if self._inputs is not None:
-            self._rows_at_once = self._inputs.rows_in_memory
+            self._rows_at_once = max(1, self._inputs.rows_in_memory // 2)  # new rows meet those computed again
         elif network.layers is not None:
             self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
         self._n_compared = 0
@@ -112,6 +110,7 @@ class FitAccumulator:
         self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts(m, start.n_returned)), 0.0, 0.0)
         self._before: Fit | None = None  # the fit that is continued
         self._completed: tuple[Covariance, Engine] | None = None  # what the engine has ended in, and its settings
+        self._seconds = 0.0  # that this process has spent on rows
 
     @property
     def n_rows(self) -> int:
@@ -192,6 +191,7 @@ class FitAccumulator:
             self.engine = self.engine.engine.resume(self._completed[0], rows, columns)
             self._completed = None
         self.engine.merge(other.engine)
+        self._seconds += other._seconds
         self.merge_state(other.state(engine=False))
 
     def merge_state(self, state: dict[str, Any]) -> None:
@@ -220,6 +220,7 @@ class FitAccumulator:
 
         `checkpoint` is called whenever the state is complete.
         """
+        began = time.perf_counter()
         network, before, weighted, met = self.network, 0 if skipped is not None else self.n_rows, False, 0.0
         buffer = RowBuffer(lambda batch: self.engine.update(_merged(batch)), self._rows_at_once)
         with plain_autograd(network.device), batches.progress_bar("deltaband", progress) as shown:
@@ -255,6 +256,7 @@ class FitAccumulator:
                     buffer.flush()
                     checkpoint(self)
             buffer.flush()
+        self._seconds += time.perf_counter() - began
         if not np.isfinite(self._sums.losses).all():
             raise ValueError("the squares of the residuals are too large for numbers: scale the targets")
         came = self.n_rows - before
@@ -309,6 +311,7 @@ class FitAccumulator:
 
     def finish(self) -> Fit:
         """Return the fit to the rows taken in; the engine is empty afterwards, and resumes if there are more rows."""
+        began = time.perf_counter()
         (covariance, settings), start, n_rows = self.complete(), self.start, self.n_rows
         network, m = self.network, start.n_outputs
         exact, rows, met = covariance.is_exact, self.record.sample.rows(), len(getattr(covariance, "J", None) or [0])
@@ -340,9 +343,8 @@ class FitAccumulator:
             fit = replace(fit, shares=self._before.shares, far=self._before.far)
         else:
             fit = with_leverages(fit, network, rows.between(0, self._n_leverages), exact)
-        if not fit.n_compared or covariance.damping is None:
-            return fit
-        return replace(fit, error=accuracy.report(network, fit, noise=self.spec.task.has_noise))
+        seconds = self._seconds + time.perf_counter() - began
+        return accuracy.with_error(network, fit, start.option, seconds, self.spec.task.has_noise)
 
 
 def _merged(batch: GradientBatch) -> GradientBatch:

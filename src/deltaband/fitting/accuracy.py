@@ -16,7 +16,7 @@ import numpy as np
 
 from ..data.inputs import Inputs
 from ..data.row_record import Sample
-from ..engines import Engine, Exact, Known, Problem, largest
+from ..engines import Covariance, Engine, Exact, Known, Option, Problem, largest
 from ..errors import DeltabandWarning
 from ..machine import on_free_cores
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
@@ -28,6 +28,9 @@ from .spec import FitSpec
 
 SAMPLE_ROWS_AT_MOST, SAMPLE_ROWS_AT_LEAST = 4096, 64
 SAMPLE_GRADIENT_BYTES = 2**30
+# fewer say little of a sketch: on some hundred rows p* is small, and an engine of a size in proportion another one
+TELLING_ROWS = 512
+SHARE_OF_FIT, MOMENT = 0.1, 0.1  # of a fit's time, or some seconds if that is more, for the comparison at its end
 COMPARED_ROWS = 200  # training rows whose widths are compared, if the user gives none
 SAMPLE_INPUT_BYTES = 2**26  # which a fit keeps
 
@@ -42,7 +45,24 @@ def affordable_rows(engine: Engine, problem: Problem, memory: float) -> int:
     room = min(memory / 2, SAMPLE_GRADIENT_BYTES)
     most = min(SAMPLE_ROWS_AT_MOST, SAMPLE_INPUT_BYTES // problem.input_bytes)
     rows = largest(lambda n: Exact().cost(replace(problem, n_rows=n)).nbytes <= room, most)
+    rows = min(rows, int(room // problem.factor_bytes))
     return rows if rows >= SAMPLE_ROWS_AT_LEAST else 0
+
+
+def with_error(network: Network, fit: Fit, option: Option, seconds: float, noise: bool) -> Fit:
+    """Add the report of as many rows as a small part of the fit's time allows; none where those would say little."""
+    if not fit.n_compared or fit.covariance.damping is None:
+        return fit
+
+    def expected(n: int) -> float:
+        problem = replace(option.problem, n_rows=n, recomputed=False)
+        return sum(Option(engine, problem).seconds for engine in (Exact(), option.engine.resized(max(n // 2, 1))))
+
+    most, allowed = fit.n_compared * fit.n_outputs, max(SHARE_OF_FIT * seconds, MOMENT)
+    rows = largest(lambda n: expected(n) <= allowed, most)
+    if rows < min(TELLING_ROWS, most):
+        return fit
+    return replace(fit, error=report(network, fit, None, rows, noise))
 
 
 @on_free_cores()
@@ -103,11 +123,22 @@ def report(
     damping = covariance.damping * n / n_rows
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeltabandWarning)
-        exact, q_exact = _fitted(network, fit, Exact(), sample, damping, rest)
+        own = network.with_layers(fit.layers)
+        with plain_autograd(network.device):
+            rows = list(gradients(own, sample))  # of both fits
+        of_exact = _fitted(fit, Exact(), rows, damping)
+        exact = of_exact.effective_parameters
         share = min(1.0, exact / p_star) if n < n_rows and p_star > 0 else 1.0
         engine = fit.engine.resized(n // 2 if n < n_rows / 2 else n, share)
-        sketched, q_sketched = _fitted(network, fit, engine, sample, damping, rest)
-        q = evaluate_sample(network.with_layers(fit.asked_layers), rest, covariance.variance, fit.rows_at_once)
+        of_engine = _fitted(fit, engine, rows, damping)
+        sketched = of_engine.effective_parameters
+        asked = [of_exact, of_engine] if fit.by_rows else [of_exact, of_engine, covariance]
+
+        def variances(g: GradientBatch) -> np.ndarray:  # (b, 2 or 3)
+            return np.stack([each.variance(g) for each in asked], axis=1)
+
+        q_exact, q_sketched, *others = np.moveaxis(evaluate_sample(own, rest, variances, fit.rows_at_once), -1, 0)
+        q = others[0] if others else evaluate_sample(network, rest, covariance.variance, fit.rows_at_once)
     true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
     # of more rows p* is larger, but not more than in proportion
     true_p_star = min(float(_corrected(p_star, sketched, exact, 1.0)), exact * n_rows / n)
@@ -133,26 +164,17 @@ def _corrected(value: Any, sketched: Any, exact: Any, share: float) -> Any:
     return np.where(known, value * exact / np.where(known, sketched, 1.0), exact * share)
 
 
-def _fitted(
-    network: Network, fit: Fit, engine: Engine, rows: Sample, damping: float, asked: Sample
-) -> tuple[float, np.ndarray]:
-    """Return p* of the engine fitted to some rows, and its q of others."""
-    n, itemsize = len(rows) * fit.n_outputs, network.dtype.itemsize
-    problem = Problem(n, network.n_parameters, itemsize, fit.layers.factor_bytes, rows.pieces[0][:1].nbytes)
-    network = network.with_layers(None if engine.cost(problem).wants_rows and fit.by_rows else fit.layers)
-    with plain_autograd(network.device):
-        sample = None
-        if engine.sample_size:  # the rows are in random order
-            leading = gradients(network, rows.between(0, -(-engine.sample_size // fit.n_outputs)))
-            sample = GradientBatch.concatenate(leading).merged().between(0, engine.sample_size)
-        started = engine.start(Known(n, damping, sample))
-        rows_at_once = 0 if network.layers is None else PRODUCT_ROWS
-        buffer = RowBuffer(lambda batch: started.update(batch.merged()), rows_at_once)
-        for batch in gradients(network, rows):
-            buffer.add(batch)
-        buffer.flush()
-        covariance = started.finalise(damping)
-    return covariance.effective_parameters, evaluate_sample(network, asked, covariance.variance, fit.rows_at_once)
+def _fitted(fit: Fit, engine: Engine, rows: list[GradientBatch], damping: float) -> Covariance:
+    """Return the covariance of an engine fitted to some rows."""
+    n, sample = sum(map(len, rows)), None
+    if engine.sample_size:  # the rows are in random order
+        sample = GradientBatch.concatenate(rows).between(0, engine.sample_size).merged()
+    started = engine.start(Known(n, damping, sample))
+    buffer = RowBuffer(lambda batch: started.update(batch.merged()), PRODUCT_ROWS)
+    for batch in rows:
+        buffer.add(batch)
+    buffer.flush()
+    return started.finalise(damping)
 
 
 def gradients(network: Network, rows: Sample) -> Iterator[GradientBatch]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -45,7 +44,6 @@ class StoredBlock:
     """The gradients of some rows, part by part, a part being the parameters of a layer."""
 
     stored: Sequence[Part]
-    rows_in_memory = 0
 
     def __len__(self) -> int:
         return len(self.stored[0])
@@ -54,8 +52,8 @@ class StoredBlock:
     def n_parameters(self) -> int:
         return sum(part.n_parameters for part in self.stored)
 
-    def parts(self) -> Sequence[Part]:
-        return self.stored
+    def parts(self, owners: Container[int] | None = None) -> Sequence[Part]:
+        return self.stored if owners is None else [part for i, part in enumerate(self.stored) if i in owners]
 
 
 @storable
@@ -66,7 +64,7 @@ class Recomputed:
     network: Network  # with weights of its own, that nobody trains
     x: Inputs
     group: slice  # of the outputs
-    rows_in_memory: int  # how many, with those of other blocks, should have their parts there at once
+    rows_in_memory: int  # how many, with those of other blocks, may have all of their parts there at once
 
     def __len__(self) -> int:
         return len(self.x) * (self.group.stop - self.group.start)
@@ -75,9 +73,12 @@ class Recomputed:
     def n_parameters(self) -> int:
         return self.network.n_parameters
 
-    def parts(self) -> Sequence[Part]:
-        # a network of its own each time: several threads may ask
-        _, gradients = self.network.copy().gradients(self.x, self.group)
+    def parts(self, owners: Container[int] | None = None) -> Sequence[Part]:
+        """Compute the parts again, all of them or those with these numbers."""
+        network = self.network.copy()  # one of its own each time: several threads may ask
+        if owners is not None and network.layers is not None:
+            network = network.with_layers(network.layers.only(owners))
+        _, gradients = network.gradients(self.x, self.group)
         return [stacked(parts) for parts in zip(*(block.parts() for block in gradients.blocks), strict=True)]
 
 
@@ -248,27 +249,6 @@ class KeptInputs:
 
     def __call__(self, x: Inputs, group: slice) -> GradientBatch:
         return GradientBatch((Recomputed(self.network, self.network.prepare(x), group, self.rows_in_memory),))
-
-
-def kernel(J: GradientBatch) -> np.ndarray:
-    """Return K = JJᵀ, in the upper triangle."""
-    K = np.zeros((len(J), len(J)), order="F")
-    if J.rows_on_cpu:
-        for columns in J.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
-            K = add_gram(K, columns, outer=True)
-        return K
-    starts, rows = [0], 0  # the first of the blocks that are in memory at once
-    for i, block in enumerate(J.blocks):
-        if i > starts[-1] and rows + len(block) > block.rows_in_memory:
-            starts.append(i)
-            rows = 0
-        rows += len(block)
-    ends = np.cumsum([0, *map(len, J.blocks)])
-    for first, last in itertools.pairwise([*starts, len(J.blocks)]):
-        mine = GradientBatch(J.blocks[first:last]).merged()
-        for i in range(last):
-            K[ends[i] : ends[i + 1], ends[first] : ends[last]] = GradientBatch((J.blocks[i],)).inner(mine)
-    return K
 
 
 def coordinates(g: GradientBatch, J: GradientBatch | None) -> np.ndarray:  # (p, b) or (n, b)

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple
@@ -59,6 +59,18 @@ class Layers:
     def order(self) -> tuple[str, ...]:
         """The names of all parameters in the order of the columns of J."""
         return tuple(name for names in self.owners for name in names)
+
+    def only(self, owners: Container[int]) -> "Layers":
+        """Return some of the layers, by their numbers among the owners: gradients with respect to their parameters."""
+        kept = [i for i in range(len(self.parameters)) if i in owners]
+        dims = list(self.batch_dims.items())
+        rest = self.rest if len(self.parameters) in owners else ()
+        return replace(
+            self,
+            batch_dims=dict(dims[i] for i in kept),
+            parameters=tuple(self.parameters[i] for i in kept),
+            rest=rest,
+        )
 
 
 class Call(NamedTuple):
