@@ -90,6 +90,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.families
 	$(BIN)/python -m benchmarks.laplace
 	$(BIN)/python -m benchmarks.load
+	$(BIN)/python -m benchmarks.plan
 	$(BIN)/python -m benchmarks.published
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.scaling

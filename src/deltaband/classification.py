@@ -55,7 +55,7 @@ class ClassificationIntervals(Estimator):
         per_output: Whether each class is taken alone, with the Fisher matrix of its one-vs-rest probability instead of
             F: the paper's suggestion. It ignores what the other classes teach about the shared weights, and is wider.
             For two classes both are the same.
-        engine, memory, parameters, output, batch, input_transform: As in `PredictionIntervals`.
+        engine, memory, time, parameters, output, batch, input_transform: As in `PredictionIntervals`.
     """
 
     _calibration: LabelCalibration | None  # type: ignore[assignment]
@@ -71,6 +71,7 @@ class ClassificationIntervals(Estimator):
         per_output: bool = False,
         engine: Engine | str = "auto",
         memory: float | None = None,
+        time: float | None = None,
         parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
@@ -91,7 +92,7 @@ class ClassificationIntervals(Estimator):
             if len(set(numbers)) < len(numbers):
                 raise ValueError(f"classes={list(numbers)} holds a class more than once")
         self._task = Classification(numbers, isinstance(classes, int | np.integer), predicted, per_output)
-        settings = (parse_engine(engine), memory, parameters, output, batch, InputTransform.of(input_transform))
+        settings = (parse_engine(engine), memory, time, parameters, output, batch, InputTransform.of(input_transform))
         super().__init__(FitSpec(model, self._task, rule, *settings))
 
     @by_batches

@@ -302,7 +302,8 @@ class Estimator(Stored):
     # --- people
 
     def summary(self) -> str:
-        """Return what was fitted, as text."""
+        """Return what was fitted, as text, and estimate an approximation's error if `fit` had no time for it."""
+        self._fits = accuracy.compared(self.spec, self.fits_)
         return format_summary(type(self).__name__, self.summary_lines())
 
     def summary_lines(self) -> list[tuple[str, str]]:
@@ -311,7 +312,7 @@ class Estimator(Stored):
 
     def __repr__(self) -> str:
         if self._fits or self._partial:
-            return self.summary()
+            return format_summary(type(self).__name__, self.summary_lines())
         return f"{type(self).__name__}({type(self.model).__name__}, λ {self.spec.damping}, {self.engine!r}), not fitted"
 
     def _repr_html_(self) -> str:

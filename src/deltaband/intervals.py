@@ -70,6 +70,8 @@ class PredictionIntervals(Forecaster):
             one, as "exact" or "random-projection". "auto" is exact where that fits into `memory`, and the best
             approximation where it does not; `plan(loader)` shows which.
         memory: Bytes that a fit may take, by default half of what is free; one that would need more is refused.
+        time: Seconds that a fit with `engine="auto"` may take, roughly: the most accurate engine within them is chosen,
+            or the fastest. By default 60, or 20 passes of gradients over the rows if those take longer.
         outputs: The outputs to give intervals for, a number or a list of numbers; all by default.
         per_output: Whether each output is fitted alone, which is wider, instead of all together.
         parameters: Which trainable parameters take part: "all", "last", names such as ["head.*"], or a function of
@@ -107,6 +109,7 @@ class PredictionIntervals(Forecaster):
         batch_size: int | None = None,
         engine: Engine | str = "auto",
         memory: float | None = None,
+        time: float | None = None,
         outputs: int | Sequence[int] | None = None,
         per_output: bool = False,
         parameters: ParameterChoice = "all",
@@ -125,7 +128,7 @@ class PredictionIntervals(Forecaster):
         if loss == "cross_entropy":  # type: ignore[comparison-overlap]
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
         self._task = Regression.of(outputs, per_output, target_transform, targets, noise, variance, quantiles, robust)
-        settings = (parse_engine(engine), memory, parameters, output, batch, InputTransform.of(input_transform))
+        settings = (parse_engine(engine), memory, time, parameters, output, batch, InputTransform.of(input_transform))
         super().__init__(FitSpec(model, self._task, rule, *settings))
 
     def calibrate(

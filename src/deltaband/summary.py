@@ -119,6 +119,10 @@ def _fit_lines(model: nn.Module, fits: Sequence[Fit], *task: Line) -> list[Line]
         how = f"and {largest:.2%} at most, measured" if fit.error.measured else "estimated"
         comma = " " if fit.error.measured else ", "
         lines.append(("error of widths", f"{widths:.2%} on average{comma}{how} on {fit.error.n_rows:,} rows"))
+    elif fit.n_compared and fit.covariance.damping is not None:
+        lines.append(("error of widths", "error_report() estimates it: that would have added to the time of the fit"))
+    if fit.exact_cost:
+        lines.append(("instead of exact", fit.exact_cost))
     return lines
 
 

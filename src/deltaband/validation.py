@@ -64,6 +64,12 @@ def check_memory(value: Any) -> None:
         raise ValueError(f"memory must be a positive number of bytes, got {value!r}")
 
 
+def check_limits(memory: Any, time: Any) -> None:
+    check_memory(memory)
+    if time is not None and not (_is_number(time) and float(time) > 0):
+        raise ValueError(f"time must be a positive number of seconds, got {time!r}")
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 

@@ -1,5 +1,6 @@
 """Which engine, in how much memory: plans, refusals, and rows that are computed again."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +31,8 @@ LONG = Problem(1_000_000, 3_000, 4, 800, 40)
 BOTH = Problem(50_000, 1_000_000, 4, 8_000, 400)
 
 
-def chosen(problem, engine=None, memory=1e9):
-    option = plan_fit(problem, engine, memory).chosen
+def chosen(problem, engine=None, memory=1e9, time=1e9):
+    option = plan_fit(problem, engine, memory, time).chosen
     return None if option is None else option.engine
 
 
@@ -91,7 +92,7 @@ def test_exact_where_it_fits():
 
 
 def test_rows_are_computed_again_where_only_their_inputs_fit():
-    schedule = plan_fit(replace(WIDE, factor_bytes=4_000_000), None, 1e9)
+    schedule = plan_fit(replace(WIDE, factor_bytes=4_000_000), None, 1e9, 3600.0)
     assert schedule.chosen.problem.recomputed
     assert schedule.chosen.nbytes <= 1e9
     assert "rows computed again" in str(schedule)
@@ -110,7 +111,7 @@ def test_landmarks_where_a_projection_would_take_much_longer(monkeypatch):
     huge = replace(BOTH, n_parameters=50_000_000)
     assert isinstance(chosen(huge, memory=9e8), RandomProjection)  # from factors
     huge = replace(huge, factor_bytes=20_000, positions=2_000)
-    engine = chosen(huge, memory=9e8)
+    engine = chosen(huge, memory=9e8, time=300.0)
     assert isinstance(engine, Nystrom)
     assert plans.Option(engine, huge).nbytes <= 4.5e8 < plans.Option(Nystrom(engine.landmarks + 1), huge).nbytes
 
@@ -122,8 +123,50 @@ def test_a_projection_where_the_data_can_be_read_only_once():
 
 def test_an_approximation_where_exact_would_take_hours(monkeypatch):
     monkeypatch.setattr(plans, "_flops_per_second", lambda: 1e10)
-    assert isinstance(chosen(LONG), Exact)
-    assert isinstance(chosen(replace(LONG, n_rows=10_000_000)), RandomProjection)
+    assert isinstance(chosen(LONG, time=3600.0), Exact)
+    assert isinstance(chosen(replace(LONG, n_rows=10_000_000), time=3600.0), RandomProjection)
+
+
+def test_auto_is_as_accurate_as_its_time_allows(monkeypatch):
+    monkeypatch.setattr(plans, "_flops_per_second", lambda: 1e10)
+    slow = replace(LONG, n_rows=100_000)  # exact: 95 s
+    assert isinstance(chosen(slow, time=200.0), Exact)
+    found = [plan_fit(slow, None, 1e9, seconds).chosen for seconds in (20.0, 40.0)]
+    assert all(option.seconds <= seconds for option, seconds in zip(found, (20.0, 40.0), strict=True))
+    sizes = [getattr(option.engine, option.engine.size_setting) for option in found]
+    assert sizes[0] < sizes[1]
+    assert isinstance(chosen(slow, time=0.01), Exact)  # nothing is as fast as that, and the others are slower still
+
+
+def test_the_default_time_is_a_minute_or_twenty_passes_of_gradients():
+    assert plan_fit(WIDE).time == 60.0
+    assert plan_fit(replace(WIDE, row_seconds=0.01)).time == pytest.approx(20 * 2_000 * 0.01)
+
+
+def test_exact_is_never_refused_for_its_time():
+    slow = replace(LONG, row_seconds=1.0)
+    assert plan_fit(slow, Exact(), 1e9, time=1.0).chosen.engine == Exact()
+
+
+def test_a_plan_says_what_exact_would_have_cost(monkeypatch):
+    monkeypatch.setattr(plans, "_flops_per_second", lambda: 1e10)
+    schedule = plan_fit(replace(LONG, n_rows=10_000_000), None, 1e9)
+    assert schedule.exact_cost in str(schedule)
+    assert "Exact() would take about 3 h" in schedule.exact_cost
+    assert plan_fit(WIDE, Exact(), 1e9).exact_cost == ""
+
+
+def test_inner_products_take_the_time_that_was_measured(monkeypatch):
+    monkeypatch.setattr(plans, "_flops_per_second", lambda: 1e12)
+    measured = replace(WIDE, pair_seconds=1e-5)
+    longer = plans.Option(Exact(), measured).seconds - plans.Option(Exact(), WIDE).seconds
+    assert longer == pytest.approx(WIDE.n_rows**2 / 2 * 1e-5, rel=0.01)
+
+
+def test_rows_computed_again_take_a_pass_for_the_layers_that_fit_together():
+    option = plan_fit(replace(WIDE, factor_bytes=4_000_000, row_seconds=1e-3), Exact(), 2e9).chosen
+    assert option.problem.passes == 1 + math.ceil(2_000 * 4e6 / option.problem.room)
+    assert option.seconds >= option.problem.passes * 2_000 * 1e-3
 
 
 def test_nothing_is_chosen_where_nothing_fits():
@@ -169,7 +212,8 @@ def test_a_plan_counts_what_certifying_a_batch_takes():
     assert plan_fit(WIDE, Exact(), 1e9).chosen.nbytes == Exact().cost(WIDE).nbytes + certificate
 
 
-def test_the_table_marks_the_choice_and_what_is_too_large():
+def test_the_table_marks_the_choice_and_what_is_too_large(monkeypatch):
+    monkeypatch.setattr(plans, "_flops_per_second", lambda: 5e10)
     table = str(plan_fit(BOTH, None, 1e9)).splitlines()
     assert table[0] == "n = 50,000 rows, p = 1,000,000 parameters, 1 GB for the fit"
     assert [line[2:18] for line in table if line.startswith("→")] == ["RandomProjection"]

@@ -31,6 +31,7 @@ class Cost(NamedTuple):
     nbytes: float  #: At its peak, without the chunk of rows in progress.
     flops: float  #: Multiplications and additions, without those of the gradients.
     wants_rows: bool = True  #: Whether it asks for whole rows, or for inner products alone.
+    pairs: float = 0.0  #: How many inner products of two rows are among the operations.
 
 
 @dataclass(frozen=True)

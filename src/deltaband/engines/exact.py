@@ -46,10 +46,12 @@ class Exact(Engine):
         size, dual = p if n is None else min(n, p), n is not None and n < p
         n_kept = size if dual or n is None else 0  # of an unknown number up to p rows, and then the matrix
         kept = n_kept * (problem.input_bytes if problem.recomputed else problem.factor_bytes)
-        products = size**2 * problem.product_flops / 2 if dual else (n or p) * p**2
-        flops = products + (2.0 if problem.damped else 10.0) * size**3
+        pairs = size**2 / 2 if dual else 0.0
+        flops = (pairs * problem.product_flops if dual else (n or p) * p**2) + (
+            2.0 if problem.damped else 10.0
+        ) * size**3
         matrix = (FACTOR_BYTES if problem.damped else EIGENVECTOR_BYTES) * size**2
-        return Cost(matrix + kept, flops, wants_rows=n is not None and n >= p)
+        return Cost(matrix + kept, flops, wants_rows=n is not None and n >= p, pairs=pairs)
 
     def start(self, known: Known = Known()) -> ExactRows:
         return ExactRows(self, expected_rows=known.n_rows or 0)
@@ -255,7 +257,8 @@ class Problem:
     factor_bytes: int  #: Bytes of one row's gradient, layer by layer.
     input_bytes: int  #: Bytes of one row's input.
     inner_flops: float = 0.0  #: Of an inner product of two rows' gradients; 0: as many as there are factors.
-    row_seconds: float = 0.0  #: Time to compute one row's gradient.
+    row_seconds: float = 0.0  #: Time to compute one row's gradient, as measured on the first rows.
+    pair_seconds: float = 0.0  #: Time of an inner product of two rows' gradients, likewise; 0: as many operations take.
     damped: bool = True  #: Whether λ is known.
     reiterable: bool = True  #: Whether the data can be read twice.
     recomputed: bool = False  #: Whether only the inputs of rows are kept, and their gradients computed again.

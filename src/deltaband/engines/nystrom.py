@@ -69,11 +69,12 @@ class Nystrom(Engine):
         n = problem.n_rows or self.sample_size
         m = square = min(self.landmarks, n)
         kept = min(self.sample_size, n)
-        flops = (problem.n_rows or m) * (m * problem.product_flops + 3.0 * m**2) + 20.0 * m**3
+        pairs = float((problem.n_rows or m) * m)
+        flops = pairs * problem.product_flops + (problem.n_rows or m) * 3.0 * m**2 + 20.0 * m**3
         if self.choose == "leverage":  # the eigenvectors of all candidates, and a copy of the chosen
             square, kept = min(CANDIDATES_PER_LANDMARK * m, n), kept + m
             flops += 10.0 * (CANDIDATES_PER_LANDMARK * m) ** 3
-        return Cost(32.0 * square**2 + kept * problem.factor_bytes, flops, wants_rows=False)
+        return Cost(32.0 * square**2 + kept * problem.factor_bytes, flops, wants_rows=False, pairs=pairs)
 
     def start(self, known: Known = Known()) -> NystromSums:
         sample = known.sample

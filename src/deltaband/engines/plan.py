@@ -1,6 +1,7 @@
 """`engine="auto"`, and the plan of a fit: what each engine would need, and which one is chosen."""
 
 import bisect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -18,10 +19,12 @@ from .projection import RandomProjection
 
 # landmarks or dimensions; more are worth their time only where p* is in the thousands
 SMALLEST_AUTO_SIZE, LARGEST_AUTO_SIZE = 32, 4096
-LONGEST_EXACT_SECONDS = 3600.0  # after which an approximation is preferred to the exact method
+# how long a fit that "auto" chooses may take by default: some seconds, or some passes of gradients if that is more
+SECONDS_ALLOWED, PASSES_ALLOWED = 60.0, 20.0
 SPARE_FOR_FACTORS = 0.75  # of the memory that is left over, where factors are computed again layer by layer
-# how much longer a projection may take than landmarks: this many times, and some seconds
-SLOWDOWN_ALLOWED, SLOWDOWN_ALLOWED_SECONDS = 3.0, 600.0
+# the error of widths is about in inverse proportion to the size; relative to that of as many landmarks, that of as many
+# dimensions (`python -m benchmarks.accuracy`)
+PROJECTION_ERROR = 0.7
 
 
 @storable
@@ -40,10 +43,14 @@ class Option:
 
     @property
     def seconds(self) -> float:
-        """The time of a fit, roughly: the gradients, and the multiplications at the speed of a matrix product."""
-        n = self.problem.n_rows or 0
+        """The time of a fit, roughly: gradients and inner products as fast as those of the first rows were, and other
+        multiplications at the speed of a matrix product."""
+        n, cost = self.problem.n_rows or 0, self.engine.cost(self.problem)
         gradients = n * self.problem.row_seconds * self.problem.passes
-        return self.engine.cost(self.problem).flops / _flops_per_second() + gradients
+        products, pair_seconds = 0.0, self.problem.pair_seconds
+        if pair_seconds:
+            products = cost.pairs * (pair_seconds - self.problem.product_flops / _flops_per_second())
+        return cost.flops / _flops_per_second() + products + gradients
 
     def __str__(self) -> str:
         n, p = self.problem.n_rows, self.problem.n_parameters
@@ -61,6 +68,15 @@ class Plan:
     memory: float  #: Bytes that it may take.
     engine: Engine | None  #: The user's choice; None for "auto".
     chosen: Option | None  #: What a fit takes: its `engine`, `nbytes` and `seconds`; None if nothing fits.
+    time: float = math.inf  #: Seconds that "auto" may take.
+
+    @property
+    def exact_cost(self) -> str:
+        """What the exact method would cost, if "auto" takes another; else nothing."""
+        if self.engine is not None or self.chosen is None or self.chosen.engine.is_exact:
+            return ""
+        exact = _forms(Exact(), self.problem, self.memory)[-1]
+        return f"Exact() would take about {_duration(exact.seconds)} and {_size(exact.nbytes)}"
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
@@ -71,7 +87,9 @@ class Plan:
         options = [option for engine in engines for option in _forms(engine, problem, memory)]
         sized: list[type[Engine]] = [Nystrom, RandomProjection]
         sized += [cls for cls in ENGINES.values() if cls.is_planned and cls not in sized]
-        return (*options, *(option for cls in sized for option in _largest(cls, problem, memory / 2)))
+        time = self.time if self.engine is None else math.inf
+        options += [option for cls in sized for option in _largest(cls, problem, memory / 2, time)]
+        return tuple(options) if self.chosen in (None, *options) else (*options, self.chosen)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         n, p = self.problem.n_rows, self.problem.n_parameters
@@ -83,6 +101,9 @@ class Plan:
             mark, note = "→" if option == self.chosen else " ", "" if option.nbytes <= self.memory else "  too large"
             size, duration = _size(option.nbytes), _duration(option.seconds)
             lines.append(f"{mark} {option!s:<{width}}  {size:>8}  {duration:>6}{note}")
+        if self.engine is None and self.chosen is not None:
+            exact = f": {self.exact_cost}" if self.exact_cost else ""
+            lines.append(f"auto takes {self.chosen.engine!r}, the most accurate within {_duration(self.time)}{exact}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -107,24 +128,30 @@ def parse_engine(engine: Any) -> Engine | None:
     return engine
 
 
-def plan_fit(problem: Problem, engine: Engine | None = None, memory: float | None = None) -> Plan:
-    """Return the plan for an engine of the user's choice, or for the best that fits into `memory` bytes.
+def plan_fit(
+    problem: Problem, engine: Engine | None = None, memory: float | None = None, time: float | None = None
+) -> Plan:
+    """Return the plan for an engine of the user's choice, or for the most accurate within `memory` bytes and a time.
 
-    By default that is half of what is free, or all of it where the user chose the engine. An approximation gets half of
-    it: the other half is for its comparison with the exact method.
+    By default the memory is half of what is free, or all of it where the user chose the engine. An approximation gets
+    half of it: the other half is for its comparison with the exact method. Where nothing is as fast as the time asks
+    for, the fastest is taken. An engine of the user's choice is never refused for its time.
     """
     budget = memory if memory is not None else free_memory() * (0.5 if engine is None else 1.0)
+    passes = PASSES_ALLOWED * (problem.n_rows or 0) * problem.row_seconds
+    limit = time if time is not None else max(SECONDS_ALLOWED, passes)
     options = [option for option in _forms(engine or Exact(), problem, budget) if option.nbytes <= budget]
-    if engine is None:
-        options = [option for option in options if option.seconds <= LONGEST_EXACT_SECONDS]
-    if engine is None and not options:
-        # At equal memory a projection is the more accurate approximation (`python -m benchmarks.accuracy`), but where
-        # gradients have many positions it may take longer.
-        nystrom, projection = (_largest(cls, problem, budget / 2) for cls in (Nystrom, RandomProjection))
-        limits = [SLOWDOWN_ALLOWED * option.seconds + SLOWDOWN_ALLOWED_SECONDS for option in nystrom]
-        is_slow = any(option.seconds > limit for option in projection for limit in limits)
-        options = nystrom + projection if is_slow else projection + nystrom
-    return Plan(problem, budget, engine, chosen=next(iter(options), None))
+    if engine is None and not any(option.seconds <= limit for option in options):
+        within = [each for cls in (RandomProjection, Nystrom) for each in _largest(cls, problem, budget / 2, limit)]
+        options += [each for cls in (RandomProjection, Nystrom) for each in _largest(cls, problem, budget / 2)]
+        options = sorted(within, key=_expected_error) or sorted(options, key=lambda option: option.seconds)
+    return Plan(problem, budget, engine, chosen=next(iter(options), None), time=limit)
+
+
+def _expected_error(option: Option) -> float:
+    """Return in what proportion the error of the widths is expected to be."""
+    size = getattr(option.engine, str(option.engine.size_setting))
+    return float(PROJECTION_ERROR if isinstance(option.engine, RandomProjection) else 1.0) / size
 
 
 def _forms(engine: Engine, problem: Problem, budget: float) -> list[Option]:
@@ -137,8 +164,8 @@ def _forms(engine: Engine, problem: Problem, budget: float) -> list[Option]:
     return [option, again] if helps and option.nbytes > budget else [option]
 
 
-def _largest(cls: type[Engine], problem: Problem, budget: float) -> list[Option]:
-    """Return the engine of the largest size that fits, if one does and can be used."""
+def _largest(cls: type[Engine], problem: Problem, budget: float, time: float = math.inf) -> list[Option]:
+    """Return the engine of the largest size that fits into memory and time, if one does and can be used."""
     if cls.size_setting is None or (cls.needs_damping and not (problem.damped and problem.n_rows is not None)):
         return []
 
@@ -146,7 +173,7 @@ def _largest(cls: type[Engine], problem: Problem, budget: float) -> list[Option]
         return Option(cls(**{str(cls.size_setting): size}), problem)
 
     most = min(LARGEST_AUTO_SIZE, problem.n_rows or LARGEST_AUTO_SIZE, problem.n_parameters)
-    size = largest(lambda size: sized(size).nbytes <= budget, most)
+    size = largest(lambda size: sized(size).nbytes <= budget and sized(size).seconds <= time, most)
     usable = size >= SMALLEST_AUTO_SIZE and (problem.reiterable or not sized(size).engine.sample_size)
     return [sized(size)] if usable else []
 

@@ -56,6 +56,7 @@ class Start:
     n_outputs: int
     n_returned: int
     weights: dict[str, str]  # their fingerprint
+    exact_cost: str = ""  # what the exact method would cost, where another was chosen
 
     def network(self, spec: FitSpec) -> Network:
         """Return the network that gives what the engine asks for."""
@@ -154,17 +155,14 @@ class FitAccumulator:
         if spec.engine is not None:  # a file does not hold functions of the user's engine
             start = replace(start, option=replace(start.option, engine=spec.engine))
         made = cls(spec, start, start.option.engine.from_state(state["engine"]), seed or 0)
-        fresh = made.record
-        made.restore(state)
-        if seed is not None:
-            made.record = fresh
+        made.restore(state, keep_record=seed is not None)
         return made
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], keep_record: bool = False) -> None:
         """Replace the sums by those of a state; the engine's only if the state has them."""
         if state["engine"] is not None:
             self.engine = self.start.option.engine.from_state(state["engine"])
-        self.record = RowRecord.from_state(state["record"])
+        self.record = self.record if keep_record else RowRecord.from_state(state["record"])
         self._residuals = None if state["residuals"] is None else RowSample.from_state(state["residuals"])
         self._sums = state["sums"]
 
@@ -210,8 +208,7 @@ class FitAccumulator:
 
     def kept_network(self, outputs: Outputs, layers: Any) -> Network:
         """Return the network that gradients are computed again with."""
-        assert self._inputs is not None
-        return self._inputs.network
+        return self._inputs.network  # type: ignore[union-attr]
 
     def take(
         self, batches: Batches, progress: bool, skipped: Skipped | None = None, checkpoint: Checkpoint | None = None
@@ -332,6 +329,7 @@ class FitAccumulator:
             outputs=start.outputs,
             n_returned=start.n_returned,
             total_weight=self._sums.weight,
+            exact_cost=start.exact_cost,
             uncertified=tuple(sorted(network.model_copy.uncertified)),
             sample=rows,
             format=next((x.without_rows() for x in rows.pieces), None if self._before is None else self._before.format),

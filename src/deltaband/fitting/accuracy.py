@@ -17,7 +17,7 @@ import numpy as np
 from ..data.inputs import Inputs
 from ..data.row_record import Sample
 from ..engines import Covariance, Engine, Exact, Known, Option, Problem, largest
-from ..errors import DeltabandWarning
+from ..errors import DeltabandWarning, warn
 from ..machine import on_free_cores
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.network import Network, plain_autograd
@@ -28,9 +28,10 @@ from .spec import FitSpec
 
 SAMPLE_ROWS_AT_MOST, SAMPLE_ROWS_AT_LEAST = 4096, 64
 SAMPLE_GRADIENT_BYTES = 2**30
-# fewer say little of a sketch: on some hundred rows p* is small, and an engine of a size in proportion another one
-TELLING_ROWS = 512
-SHARE_OF_FIT, MOMENT = 0.1, 0.1  # of a fit's time, or some seconds if that is more, for the comparison at its end
+# Fewer say little of a sketch: what it ends in depends on how long ago it has shrunk.
+TELLING_ROWS = 1024
+SHARE_OF_FIT = 0.08  # of a fit's time, for the comparison at its end
+LITTLE_WORK = 1e9  # operations that it may take in any case: some hundredths of a second
 COMPARED_ROWS = 200  # training rows whose widths are compared, if the user gives none
 SAMPLE_INPUT_BYTES = 2**26  # which a fit keeps
 
@@ -54,15 +55,33 @@ def with_error(network: Network, fit: Fit, option: Option, seconds: float, noise
     if not fit.n_compared or fit.covariance.damping is None:
         return fit
 
-    def expected(n: int) -> float:
-        problem = replace(option.problem, n_rows=n, recomputed=False)
-        return sum(Option(engine, problem).seconds for engine in (Exact(), option.engine.resized(max(n // 2, 1))))
+    most, allowed = fit.n_compared * fit.n_outputs, SHARE_OF_FIT * seconds
 
-    most, allowed = fit.n_compared * fit.n_outputs, max(SHARE_OF_FIT * seconds, MOMENT)
-    rows = largest(lambda n: expected(n) <= allowed, most)
+    def is_cheap(n: int) -> bool:
+        problem = replace(option.problem, n_rows=n, recomputed=False)
+        options = [Option(engine, problem) for engine in (Exact(), option.engine.resized(max(n // 2, 1)))]
+        little = sum(each.engine.cost(problem).flops for each in options) <= LITTLE_WORK
+        return little or sum(each.seconds for each in options) <= allowed
+
+    rows = largest(is_cheap, most)
     if rows < min(TELLING_ROWS, most):
         return fit
     return replace(fit, error=report(network, fit, None, rows, noise))
+
+
+@on_free_cores()
+def compared(spec: FitSpec, fits: Sequence[Fit]) -> tuple[Fit, ...]:
+    """Add the reports that the fits had no time for, unless the model's weights have changed, and warn."""
+    found = []
+    for fit in fits:
+        network = spec.network(spec.task.head(fit.outputs))
+        waits = fit.error is None and min(fit.n_compared, len(fit.sample)) and fit.covariance.damping is not None
+        if waits and not spec.changed_weight(network, fit):
+            fit = replace(fit, error=report(network, fit, noise=spec.task.has_noise))
+            for message in fit.inaccuracies(math.inf, ""):
+                warn(message)
+        found.append(fit)
+    return tuple(found)
 
 
 @on_free_cores()

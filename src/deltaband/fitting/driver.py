@@ -1,7 +1,6 @@
 """The one loop of a fit, for a single process or several: look at the data, plan, start an engine, take in the rows."""
 
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,8 +16,9 @@ from ..data.row_record import RowSample, Sample
 from ..engines import Engine, Known, Plan, Problem, plan_fit
 from ..errors import EmptyDataError, warn
 from ..machine import on_free_cores
-from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch
+from ..network.gradient_batch import GradientBatch
 from ..network.network import Network, Probe, plain_autograd
+from ..network.speed import measured_speeds
 from . import accuracy, robust
 from .accumulator import FitAccumulator, Start
 from .checkpoint import Checkpoint
@@ -257,10 +257,7 @@ def _planned(
     with plain_autograd(network.device):
         probe = network.probe(x)
         layers, network = probe.layers, network.with_layers(probe.layers)
-        first = x[:CHUNK_ROWS_AT_LEAST]
-        start = time.perf_counter()
-        network.gradients(first, next(network.groups(first)))
-        seconds = time.perf_counter() - start
+        speeds = measured_speeds(network, x)
     m = probe.n_outputs
     problem = Problem(
         None if n_rows is None else n_rows * m,
@@ -269,12 +266,12 @@ def _planned(
         layers.factor_bytes,
         -(-network.prepare(x[:1]).nbytes // m),
         layers.inner_flops,
-        seconds / (len(first) * m),
+        *speeds,
         damped=spec.damping.is_known and spec.task.robust is None,  # else there will be eigenvectors
         reiterable=batches.reiterable,
         positions=layers.positions,
     )
-    return plan_fit(problem, spec.engine, memory), x, batches, probe
+    return plan_fit(problem, spec.engine, memory, spec.time), x, batches, probe
 
 
 def _planned_start(
@@ -292,7 +289,8 @@ def _planned_start(
     # rows of layers that all have factors are as fast as by torch.func, whose first call imports a compiler for seconds
     wants_rows = option.engine.cost(option.problem).wants_rows and bool(layers.rest)
     by_rows = wants_rows and network.rows_by_vmap_work(x)
-    return Start(outputs, option, schedule.memory, layers, by_rows, n_outputs, n_returned, weights), batches
+    form = (layers, by_rows, n_outputs, n_returned, weights)
+    return Start(outputs, option, schedule.memory, *form, schedule.exact_cost), batches
 
 
 def _drawn(start: Start, spec: FitSpec, batches: Batches, progress: bool, rank: int) -> RowSample:

@@ -62,6 +62,7 @@ class Fit:
     residuals: Sample = field(default_factory=Sample)  # features, outputs, |residuals| and √weights of training rows
     uncertified: tuple[str, ...] = ()  # parameters of which some batch has needed rows of plain autograd
     n_compared: int = 0  # how many of them a comparison with the exact method may take; 0 where exact
+    exact_cost: str = ""  # what the exact method would cost, where "auto" has chosen another
     error: ErrorReport | None = None  # where λ is known and there are enough rows; none where exact
     rows_at_once: int = 0  # how many rows to evaluate together, where that saves work
     format: Inputs | None = None  # that of the training rows, without any

@@ -24,7 +24,7 @@ from ..network.returned import Pick
 from ..results import concatenated
 from ..storage.encoding import describe_setting
 from ..transforms import InputTransform
-from ..validation import check_bool, check_callable, check_memory
+from ..validation import check_bool, check_callable, check_limits
 from . import sanity
 from .fit import Fit, KnownRows, Method, Reference, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
@@ -54,6 +54,7 @@ class FitSpec:
     damping: Damping
     engine: Engine | None = None  # None: the best that fits into memory
     memory: float | None = None  # bytes
+    time: float | None = None  # seconds, for "auto"
     parameters: ParameterChoice = "all"
     output: Callable[[Any], Tensor] | None = None
     batch: Callable[[Any], tuple[Any, Any]] | None = None
@@ -62,9 +63,9 @@ class FitSpec:
     companions: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_memory(self.memory)
-        check_callable(self.output, "output")
-        check_callable(self.batch, "batch")
+        check_limits(self.memory, self.time)
+        for name in ("output", "batch"):
+            check_callable(getattr(self, name), name)
         check_bool(self.task.per_output, "per_output")
         self.network()  # whatever is wrong with the model is reported now
 
@@ -324,7 +325,7 @@ class FitSpec:
             "damping": self.damping.damping,
             "weight_decay": self.damping.weight_decay,
             "engine": "auto" if self.engine is None else self.engine,
-            "memory": self.memory,
+            **{name: getattr(self, name) for name in ("memory", "time")},
             "parameters": parameters,
             "per_output": self.task.per_output,
             "input_transform": None if self.input_transform is None else self.input_transform.affine,
@@ -335,8 +336,7 @@ class FitSpec:
     def functions(self) -> dict[str, str]:
         """Return names of the functions that it was constructed with, which no file can hold."""
         given = {"output": self.output, "batch": self.batch, "variance": self.task.variance}
-        given |= {"variance": None} if isinstance(self.task.variance, str) else {}
-        names = {name: describe_setting(each) for name, each in given.items() if each is not None}
+        names = {name: describe_setting(each) for name, each in given.items() if callable(each)}
         if self.task.scaler is not None:
             names["target_transform"] = type(self.task.scaler).__name__
         if self.input_transform is not None and self.input_transform.affine is None:
@@ -346,4 +346,4 @@ class FitSpec:
     def configuration(self) -> dict[str, str]:
         """Return all that matters for the result of a fit as texts: equal where fits can be resumed or merged."""
         given = {"kind": type(self.task).__name__, **self.options(), **self.functions()}
-        return {name: describe_setting(value) for name, value in given.items() if name not in ("memory", "batch")}
+        return {name: describe_setting(v) for name, v in given.items() if name not in ("memory", "time", "batch")}

@@ -79,7 +79,7 @@ def _groups(blocks: list[Recomputed], n_rows: int) -> Iterator[tuple[frozenset[i
     sizes, all_of_a_row = _row_bytes(blocks)
     room = blocks[0].rows_in_memory * all_of_a_row
     group: list[int] = []
-    for i, size in enumerate(sizes):
+    for i in range(len(sizes)):
         if group and n_rows * sum(sizes[j] for j in [*group, i]) > room:
             yield frozenset(group), n_rows * sum(sizes[j] for j in group) <= room
             group = []
