@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .gradient_batch import CHUNK_BYTES, MERGED_BYTES, GradientBatch, Recomputed, StoredBlock, add_gram
-from .layers.factors import DenseRows
+from .layers.factors import DenseRows, Part
 
 PassDone = Callable[[int, int], None]  # the number of a pass, from 1 on, and that of all of them
 
@@ -36,7 +36,7 @@ def kernel(J: GradientBatch, pass_done: PassDone | None = None) -> np.ndarray:
 def _added(K: np.ndarray, J: GradientBatch) -> np.ndarray:
     """Return K + JJᵀ, in the memory of K, for rows in memory."""
     stored = [block.parts() for block in J.blocks]
-    whole = [i for i, parts in enumerate(zip(*stored, strict=True)) if all(isinstance(p, DenseRows) for p in parts)]
+    whole = [i for i, parts in enumerate(zip(*stored, strict=True)) if all(map(_in_main_memory, parts))]
     if whole:  # half of the products is enough, and each number is converted once
         dense = GradientBatch(tuple(StoredBlock([parts[i] for i in whole]) for parts in stored))
         for columns in dense.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
@@ -51,6 +51,10 @@ def _added(K: np.ndarray, J: GradientBatch) -> np.ndarray:
         for i in range(last + 1):
             K[ends[i] : ends[i + 1], ends[last] : ends[last + 1]] += blocks[i].inner(mine)
     return K
+
+
+def _in_main_memory(part: Part) -> bool:
+    return isinstance(part, DenseRows) and part.values.device.type == "cpu"
 
 
 def _captured(J: GradientBatch, owners: frozenset[int]) -> GradientBatch:
