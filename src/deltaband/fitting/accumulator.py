@@ -97,7 +97,7 @@ class FitAccumulator:
         self._rows_at_once = 0
         if self._inputs is not None:
             self._rows_at_once = max(1, self._inputs.rows_in_memory // 2)  # new rows meet those computed again
-        elif network.layers is not None:
+        elif not option.engine.cost(problem).wants_rows and network.layers is not None:
             self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
         self._n_compared = 0
         if not option.engine.is_exact:
