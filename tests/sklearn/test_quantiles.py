@@ -68,7 +68,7 @@ def test_quantiles_are_the_ends_of_intervals(wrap, calibration):
 @pytest.mark.parametrize("calibration", [0.0, 0.3])
 def test_distributions_have_these_quantiles(wrap, calibration):
     regressor, X = fitted(wrap, calibration)
-    distribution = regressor.predict_proba(X)
+    distribution = regressor.predict_distribution(X)
     steps = calibration > 0 or wrap == "exponential"
     assert type(distribution).__name__ == ("Steps" if steps else "StudentT")
     rtol = 0.005 if wrap == "exponential" and not calibration else 1e-6  # a grid of levels
@@ -84,7 +84,9 @@ def test_by_the_formula_it_is_students_t():
     mean, std = regressor.predict(X, return_std=True)
     freedom = 300 - regressor.band_.effective_parameters_
     y = mean + np.linspace(-3, 3, len(mean)) * std
-    np.testing.assert_allclose(regressor.predict_proba(X).cdf(y), stats.t.cdf((y - mean) / std, freedom), rtol=1e-9)
+    np.testing.assert_allclose(
+        regressor.predict_distribution(X).cdf(y), stats.t.cdf((y - mean) / std, freedom), rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("calibration", [0.0, 0.3])
@@ -92,7 +94,7 @@ def test_several_outputs_have_one_each(calibration):
     regressor, X = fitted("alone", calibration, m=2)
     assert regressor.predict_quantiles(X, 0.9).shape == (40, 2)
     assert regressor.predict_quantiles(X, ALPHA).shape == (40, 2, 4)
-    found = regressor.predict_proba(X).quantile(ALPHA)
+    found = regressor.predict_distribution(X).quantile(ALPHA)
     np.testing.assert_allclose(found, regressor.predict_quantiles(X, ALPHA), rtol=1e-6)
 
 
@@ -116,10 +118,10 @@ def test_nothing_is_said_of_levels_that_nobody_asked_for():
     X, y = data(600)
     X = np.column_stack([X, np.arange(600) % 2])
     regressor = IntervalRegressor(network(), calibration=0.3, groups=2, random_state=0).fit(X, y)
-    found = regressor.predict_proba(X[:20]).quantile([0.1, 0.9])  # warnings are errors
+    found = regressor.predict_distribution(X[:20]).quantile([0.1, 0.9])  # warnings are errors
     np.testing.assert_allclose(found, regressor.predict_quantiles(X[:20], [0.1, 0.9]), rtol=1e-6)
     with pytest.warns(DeltabandWarning, match="far outside of the training rows"):
-        regressor.predict_proba(X[:20] * [1000, 1000, 1])
+        regressor.predict_distribution(X[:20] * [1000, 1000, 1])
 
 
 def test_what_is_no_probability_is_refused():
@@ -133,4 +135,4 @@ def test_what_is_no_probability_is_refused():
     with pytest.raises(ValueError, match=r"30 calibration rows are too few for level 0\.98"):
         regressor.predict_quantiles(X, 0.99)
     with pytest.raises(NotFittedError):
-        IntervalRegressor(network()).predict_proba(X)
+        IntervalRegressor(network()).predict_distribution(X)

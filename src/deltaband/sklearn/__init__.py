@@ -256,8 +256,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         found = ends_of(probabilities, *interval_arrays(intervals))
         return found.reshape(*intervals.mean.shape, *([] if np.ndim(alpha) == 0 else [len(probabilities)]))
 
-    def predict_proba(self, X: Any, *, unknown: Literal["error", "pool"] = "error") -> Distribution:
-        """Return the distributions of new observations, in the units of y, as skpro's regressors do.
+    def predict_distribution(self, X: Any, *, unknown: Literal["error", "pool"] = "error") -> Distribution:
+        """Return the distributions of new observations, in the units of y.
 
         Student's t by the formula; after a calibration, or under a transform of the target that is not affine, steps
         at the bounds of intervals. See `PredictionIntervals.predict_distribution`.
