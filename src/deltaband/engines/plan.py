@@ -22,8 +22,8 @@ SMALLEST_AUTO_SIZE, LARGEST_AUTO_SIZE = 32, 4096
 # how long a fit that "auto" chooses may take by default: some seconds, or some passes of gradients if that is more
 SECONDS_ALLOWED, PASSES_ALLOWED = 60.0, 20.0
 SPARE_FOR_FACTORS = 0.75  # of the memory that is left over, where factors are computed again layer by layer
-# the error of widths is taken to be in inverse proportion to the size; an assumption: of as many dimensions, relative to
-# that of as many landmarks
+# an assumption: the error of widths is in inverse proportion to the size; that of as many dimensions, relative to that
+# of as many landmarks
 PROJECTION_ERROR = 0.7
 
 
