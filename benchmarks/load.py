@@ -23,7 +23,8 @@ from unittest.mock import patch
 
 import torch
 
-from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals, threads
+import deltaband.machine
+from deltaband import DeltabandWarning, Exact, ImportantDirections, PredictionIntervals
 from deltaband.engines import Engine
 
 from .measure import Neighbours, _line, _table, machine
@@ -78,7 +79,7 @@ def measured(case: tuple[int, int, Engine], rounds: int = ROUNDS) -> dict[str, A
         for _ in range(rounds):
             found["busy"].append(seconds(*case))
         # not in turn: threads without a limit still spin when the next fit has begun
-        with patch.object(threads, "busy_cores", lambda: 0):
+        with patch.object(deltaband.machine, "busy_cores", lambda: 0):
             found["busy, no limit"] = [seconds(*case) for _ in range(rounds)]
     results: dict[str, Any] = {"other processes' cores": others}
     for name, times in found.items():
