@@ -18,7 +18,6 @@ import torch
 
 from ..errors import not_regular, warn
 from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
-from ..network.kernel import kernel
 from ..storage.encoding import storable
 from ..validation import check_choice, check_int, check_memory
 from .base import Accumulator, Cost, Engine, Known, register
@@ -315,6 +314,6 @@ class DirectionsSketch(Accumulator):
 
 def _left_singular(B: GradientBatch) -> tuple[np.ndarray, np.ndarray]:
     """Return U (m, r) and the r non-zero singular values of B (m, p), largest first, through BBᵀ in float64."""
-    squared, U = eigh(kernel(B)) if len(B) else (np.zeros(0), np.zeros((0, 0)))
+    squared, U = eigh(B.kernel()) if len(B) else (np.zeros(0), np.zeros((0, 0)))
     r = int((squared > RELATIVE_ZERO**2 * squared.max(initial=0.0)).sum())
     return U[:, :r], np.sqrt(squared[:r])

@@ -90,7 +90,8 @@ class ExactRows(Accumulator):
 
     def prepare(self) -> None:
         if self.gram is None and self.kept and self.inner is None:
-            self.inner = kernel(GradientBatch.concatenate(self.kept))
+            J = GradientBatch.concatenate(self.kept)
+            self.inner = J.kernel() if J.is_in_memory else kernel(J)
 
     def finalise(self, damping: float | None) -> Covariance:
         J = None if self.gram is not None else GradientBatch.concatenate(self.kept)

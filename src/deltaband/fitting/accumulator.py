@@ -25,7 +25,6 @@ from ..network.gradient_batch import (
     PRODUCT_ROWS,
     GradientBatch,
     KeptInputs,
-    StoredBlock,
 )
 from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
 from ..network.network import MAX_FEATURES, Network, plain_autograd
@@ -341,10 +340,10 @@ class FitAccumulator:
             fit = replace(fit, shares=self._before.shares, far=self._before.far)
         else:
             fit = with_leverages(fit, network, rows.between(0, self._n_leverages), exact)
-        seconds = self._seconds + time.perf_counter() - began
-        return accuracy.with_error(network, fit, start.option, seconds, self.spec.task.has_noise)
+        took, noise = self._seconds + time.perf_counter() - began, self.spec.task.has_noise
+        return accuracy.with_error(network, fit, start.option, took, noise) if fit.n_compared else fit
 
 
 def _merged(batch: GradientBatch) -> GradientBatch:
     """Put blocks together that are in memory."""
-    return batch.merged() if all(isinstance(block, StoredBlock) for block in batch.blocks) else batch
+    return batch.merged() if batch.is_in_memory else batch

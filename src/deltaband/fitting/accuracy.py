@@ -52,7 +52,7 @@ def affordable_rows(engine: Engine, problem: Problem, memory: float) -> int:
 
 def with_error(network: Network, fit: Fit, option: Option, seconds: float, noise: bool) -> Fit:
     """Add the report of as many rows as a small part of the fit's time allows; none where those would say little."""
-    if not fit.n_compared or fit.covariance.damping is None:
+    if fit.covariance.damping is None:
         return fit
 
     most, allowed = fit.n_compared * fit.n_outputs, SHARE_OF_FIT * seconds

@@ -13,7 +13,7 @@ import numpy as np
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
 from ..data.row_record import RowSample, Sample
-from ..engines import Engine, Known, Plan, Problem, plan_fit
+from ..engines import Engine, Exact, Known, Plan, Problem, plan_fit
 from ..errors import EmptyDataError, warn
 from ..machine import on_free_cores
 from ..network.gradient_batch import GradientBatch
@@ -24,6 +24,8 @@ from .accumulator import FitAccumulator, Start
 from .checkpoint import Checkpoint
 from .fit import Fit, Outputs, checked_gradients
 from .spec import FitSpec
+
+QUICK_FLOPS = 1e9  # an exact fit of fewer takes less than to measure how fast this machine is
 
 
 class OneProcess:
@@ -257,7 +259,6 @@ def _planned(
     with plain_autograd(network.device):
         probe = network.probe(x)
         layers, network = probe.layers, network.with_layers(probe.layers)
-        speeds = measured_speeds(network, x)
     m = probe.n_outputs
     problem = Problem(
         None if n_rows is None else n_rows * m,
@@ -266,11 +267,14 @@ def _planned(
         layers.factor_bytes,
         -(-network.prepare(x[:1]).nbytes // m),
         layers.inner_flops,
-        *speeds,
         damped=spec.damping.is_known and spec.task.robust is None,  # else there will be eigenvectors
         reiterable=batches.reiterable,
         positions=layers.positions,
     )
+    if n_rows is None or Exact().cost(problem).flops > QUICK_FLOPS:
+        with plain_autograd(network.device):
+            row_seconds, pair_seconds = measured_speeds(network, x)
+        problem = replace(problem, row_seconds=row_seconds, pair_seconds=pair_seconds)
     return plan_fit(problem, spec.engine, memory, spec.time), x, batches, probe
 
 

@@ -145,6 +145,30 @@ class GradientBatch:
                 np.concatenate([part.columns(start, stop).cpu().numpy() for part in layer], out=columns)
                 yield columns
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether no row has to be computed again from its inputs."""
+        return not any(isinstance(block, Recomputed) for block in self.blocks)
+
+    def kernel(self, K: np.ndarray | None = None) -> np.ndarray:  # (b, b)
+        """Return JJᵀ, in the upper triangle, for rows in memory; added to K, in its memory, if one is given."""
+        K = np.zeros((len(self), len(self)), order="F") if K is None else K
+        stored = [block.parts() for block in self.blocks]
+        whole = [i for i, parts in enumerate(zip(*stored, strict=True)) if all(map(_in_main_memory, parts))]
+        if whole:  # half of the products is enough, and each number is converted once
+            dense = GradientBatch(tuple(StoredBlock([parts[i] for i in whole]) for parts in stored))
+            for columns in dense.columns(width=max(1, CHUNK_BYTES // (8 * max(len(self), 1)))):
+                K = add_gram(K, columns, outer=True)
+        if not stored or len(whole) == len(stored[0]):
+            return K
+        others = [[part for i, part in enumerate(parts) if i not in whole] for parts in stored]
+        blocks = [GradientBatch((StoredBlock(parts),)) for parts in others]
+        ends = np.cumsum([0, *map(len, blocks)])
+        for last, mine in enumerate(blocks):
+            for i in range(last + 1):
+                K[ends[i] : ends[i + 1], ends[last] : ends[last + 1]] += blocks[i].inner(mine)
+        return K
+
     def inner(self, other: GradientBatch) -> np.ndarray:
         """Return inner products in float64, which equal `self.rows() @ other.rows().T`."""  # (b, b')
         if self.rows_on_cpu and other.rows_on_cpu:
@@ -254,6 +278,10 @@ class KeptInputs:
 def coordinates(g: GradientBatch, J: GradientBatch | None) -> np.ndarray:  # (p, b) or (n, b)
     """Return the rows themselves, or their inner products with those of J, in float64."""
     return (g.rows().cpu().double().numpy() if J is None else g.inner(J.in_float64)).T
+
+
+def _in_main_memory(part: Part) -> bool:
+    return isinstance(part, DenseRows) and part.values.device.type == "cpu"
 
 
 def add_gram(M: np.ndarray | None, X: np.ndarray, outer: bool = False) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""K = JJᵀ, from rows in memory, or layer by layer where the factors of all rows do not fit.
+"""K = JJᵀ layer by layer, where the factors of all rows do not fit into memory.
 
 K is a sum over layers. So rows of which only the inputs are kept are not computed again for each other group of rows:
 a pass over all of them takes as many layers as there is memory for, and adds their part of K.
@@ -10,51 +10,24 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .gradient_batch import CHUNK_BYTES, MERGED_BYTES, GradientBatch, Recomputed, StoredBlock, add_gram
-from .layers.factors import DenseRows, Part
+from .gradient_batch import MERGED_BYTES, GradientBatch, Recomputed, StoredBlock
 
 PassDone = Callable[[int, int], None]  # the number of a pass, from 1 on, and that of all of them
 
 
 def kernel(J: GradientBatch, pass_done: PassDone | None = None) -> np.ndarray:
     """Return K = JJᵀ, in the upper triangle."""
-    K = np.zeros((len(J), len(J)), order="F")
     recomputed = [block for block in J.blocks if isinstance(block, Recomputed)]
-    if not recomputed:
-        return _added(K, J)
+    K = np.zeros((len(J), len(J)), order="F")
     groups = list(_groups(recomputed, len(J)))
     for i, (owners, fits) in enumerate(groups, start=1):
         if fits:
-            K = _added(K, _captured(J, owners))
+            K = _captured(J, owners).kernel(K)
         else:
             _add_pairs(K, J, owners, recomputed[0].rows_in_memory * _row_bytes(recomputed)[1])
         if pass_done is not None:
             pass_done(i, len(groups))
     return K
-
-
-def _added(K: np.ndarray, J: GradientBatch) -> np.ndarray:
-    """Return K + JJᵀ, in the memory of K, for rows in memory."""
-    stored = [block.parts() for block in J.blocks]
-    whole = [i for i, parts in enumerate(zip(*stored, strict=True)) if all(map(_in_main_memory, parts))]
-    if whole:  # half of the products is enough, and each number is converted once
-        dense = GradientBatch(tuple(StoredBlock([parts[i] for i in whole]) for parts in stored))
-        for columns in dense.columns(width=max(1, CHUNK_BYTES // (8 * len(J)))):
-            K = add_gram(K, columns, outer=True)
-    if len(whole) == len(stored[0]):
-        return K
-    blocks = [
-        GradientBatch((StoredBlock([part for i, part in enumerate(parts) if i not in whole]),)) for parts in stored
-    ]
-    ends = np.cumsum([0, *map(len, blocks)])
-    for last, mine in enumerate(blocks):
-        for i in range(last + 1):
-            K[ends[i] : ends[i + 1], ends[last] : ends[last + 1]] += blocks[i].inner(mine)
-    return K
-
-
-def _in_main_memory(part: Part) -> bool:
-    return isinstance(part, DenseRows) and part.values.device.type == "cpu"
 
 
 def _captured(J: GradientBatch, owners: frozenset[int]) -> GradientBatch:
