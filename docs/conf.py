@@ -44,9 +44,9 @@ python_maximum_signature_line_length = 100
 # what annotations name that no page of ours describes
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|matplotlib|np|numpy|nn|pandas|pathlib|sklearn|torch|typing)\..*"),
-    ("py:.*", r"deltaband\.(calibration|data|display|engines|fitting|network|online|storage)\..*"),
+    ("py:.*", r"deltaband\.(calibration|data|display|distributions|engines|fitting|joint|network|online|storage)\..*"),
 ]
-OTHERS = """Any Axes BaseEstimator Callable DataFrame Engine Module ParameterChoice RegressorMixin Score Self Sequence
+OTHERS = """Any Axes BaseEstimator Callable DataFrame Engine Module Optimizer ParameterChoice RegressorMixin Score Self Sequence
 Side SpectralCovariance Spectrum Tensor XY"""
 nitpick_ignore = [("py:class", name) for name in OTHERS.split()]
 
