@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from botorch.models.model import Model
-from botorch.posteriors import GPyTorchPosterior
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from torch import Tensor
 from torch.func import jacrev, vmap
 
@@ -20,6 +17,13 @@ from .joint import across
 from .network.combined import of_rows
 from .network.network import Network
 from .validation import check_positive
+
+try:
+    from botorch.models.model import Model
+    from botorch.posteriors import GPyTorchPosterior
+    from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+except ImportError as error:
+    raise ImportError("deltaband.botorch needs BoTorch: pip install 'deltaband[botorch]'") from error
 
 LARGEST_P = 5_000  # parameters, whose covariance matrix takes 200 MB
 
