@@ -76,7 +76,7 @@ class Projection:
         at_once = max(1, TRANSFORMED_AT_ONCE // self.dim)
         n_pieces = max(1, -(-b * positions // at_once))
         found = []
-        for rows in torch.arange(b).tensor_split(min(n_pieces, max(b, 1))):
+        for rows in np.array_split(np.arange(b), min(n_pieces, max(b, 1))):
             some = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0)
             transforms = (weight.transformed(part.take(some), at_once) for weight, part in factored)
             found.append(torch.fft.irfft(functools.reduce(Tensor.add_, transforms), n=self.dim))
