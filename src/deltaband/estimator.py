@@ -329,7 +329,7 @@ class Estimator(Stored):
         Args:
             weights, sample: As in `save`.
         """
-        about = {"kind": type(self).__name__, "summary": self.summary()}
+        about = {"kind": type(self).__name__, "summary": repr(self)}
         return record_of(self.spec, self.fits_, self._calibration, about, weights=weights, sample=sample)
 
     @classmethod

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import SingularMatrixError, not_regular, warn
 from ..machine import free_memory
 from ..network.gradient_batch import GradientBatch, add_gram, check_in_place, coordinates
-from ..network.kernel import kernel
+from ..network.kernel import kernel_by_layers
 from ..storage.encoding import storable
 from .base import Accumulator, Cost, Engine, Known, register
 from .covariance import By, Covariance, Products
@@ -47,9 +47,8 @@ class Exact(Engine):
         n_kept = size if dual or n is None else 0  # of an unknown number up to p rows, and then the matrix
         kept = n_kept * (problem.input_bytes if problem.recomputed else problem.factor_bytes)
         pairs = size**2 / 2 if dual else 0.0
-        flops = (pairs * problem.product_flops if dual else (n or p) * p**2) + (
-            2.0 if problem.damped else 10.0
-        ) * size**3
+        products = pairs * problem.product_flops if dual else (n or p) * p**2
+        flops = products + (2.0 if problem.damped else 10.0) * size**3
         matrix = (FACTOR_BYTES if problem.damped else EIGENVECTOR_BYTES) * size**2
         return Cost(matrix + kept, flops, wants_rows=n is not None and n >= p, pairs=pairs)
 
@@ -91,7 +90,7 @@ class ExactRows(Accumulator):
     def prepare(self) -> None:
         if self.gram is None and self.kept and self.inner is None:
             J = GradientBatch.concatenate(self.kept)
-            self.inner = J.kernel() if J.is_in_memory else kernel(J)
+            self.inner = J.kernel() if J.is_in_memory else kernel_by_layers(J)
 
     def finalise(self, damping: float | None) -> Covariance:
         J = None if self.gram is not None else GradientBatch.concatenate(self.kept)

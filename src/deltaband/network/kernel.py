@@ -15,7 +15,7 @@ from .gradient_batch import MERGED_BYTES, GradientBatch, Recomputed, StoredBlock
 PassDone = Callable[[int, int], None]  # the number of a pass, from 1 on, and that of all of them
 
 
-def kernel(J: GradientBatch, pass_done: PassDone | None = None) -> np.ndarray:
+def kernel_by_layers(J: GradientBatch, pass_done: PassDone | None = None) -> np.ndarray:
     """Return K = JJᵀ, in the upper triangle."""
     recomputed = [block for block in J.blocks if isinstance(block, Recomputed)]
     K = np.zeros((len(J), len(J)), order="F")
