@@ -341,7 +341,7 @@ def projected_effective_parameters(J: np.ndarray, damping: float, full_rank: int
 
 
 def projected(J: np.ndarray, landmarks: np.ndarray) -> np.ndarray:
-    """J in the span of the landmarks, by a full SVD of these: what Nyström puts in the place of J."""
+    """J in the span of the landmarks, by a full SVD of these: what Nyström puts instead of J."""
     _, d, V = np.linalg.svd(landmarks, full_matrices=False)
     V = V[d > 1e-6 * d[0]]
     return J @ V.T @ V

@@ -194,6 +194,9 @@ class Steps(Distribution):
             lower: Lower bounds, of the shape of `mean` and K; None for a distribution of upper bounds alone.
             upper: Upper bounds.
             n_rows: The calibration rows that they follow from.
+
+        Returns:
+            The distribution, whose steps are the bounds.
         """
         upper = np.maximum.accumulate(upper, axis=-1)
         if lower is None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .calibration import Calibration
 from .data.inputs import is_loader
-from .data.row_record import pair_hashes
 from .display import element
 from .engines import Covariance, Engine, Plan, Spectrum
 from .errors import NotFittedError, warn
@@ -142,6 +141,7 @@ class Estimator(Stored):
 
         Raises:
             ValueError: If options, weights or engines differ.
+            TypeError: If it is of another class.
         """
         if type(other) is not type(self):
             raise TypeError(f"merge takes another {type(self).__name__}, got {type(other).__name__}")
@@ -255,6 +255,9 @@ class Estimator(Stored):
 
         Args:
             output: With `per_output=True` the number of the fit.
+
+        Returns:
+            Singular values and eigenvalues, largest first.
         """
         fits = self.fits_
         check_int(output, "output", 0, len(fits))
@@ -267,6 +270,9 @@ class Estimator(Stored):
             x: Rows whose widths are compared; some training rows by default.
             sample: How many training rows to fit to, at most 4,096.
 
+        Returns:
+            The estimate, of the worst fit where there are several.
+
         Raises:
             ValueError: If λ is not known, or too few training rows are left, as in a file saved without `sample=True`.
         """
@@ -278,26 +284,8 @@ class Estimator(Stored):
 
     def _covariance(self, fit: Fit) -> Covariance:
         if fit.covariance.damping is None:
-            raise ValueError(
-                f"λ is not known{f' ({why})' if (why := self.spec.damping.unknown) else ''}: give "
-                f"{type(self).__name__} the optimiser's weight_decay= or damping=, and fit again; "
-                + (
-                    "a calibration stands in for it only where a band is asked about rows"
-                    if self._calibration is not None
-                    else "or calibrate on held-out data for prediction intervals without it"
-                )
-            )
+            raise self.spec.damping.missing(type(self).__name__, self._calibration is not None)
         return fit.covariance
-
-    def share_seen_in_training(self, x: Any, y: Any) -> float:
-        """Return the share of these rows that were training rows.
-
-        Args:
-            x: Inputs.
-            y: Their targets, as `fit` takes them or in the original units.
-        """
-        X, seen = self.spec.network().prepare(self.spec.inputs(x)), self.fits_[0].seen
-        return max(seen.share(pair_hashes(X, targets)) for targets in self.spec.task.possible_targets(y))
 
     # --- people
 
@@ -328,6 +316,9 @@ class Estimator(Stored):
 
         Args:
             weights, sample: As in `save`.
+
+        Returns:
+            The tensors and the texts, by their names in the file.
         """
         about = {"kind": type(self).__name__, "summary": repr(self)}
         return record_of(self.spec, self.fits_, self._calibration, about, weights=weights, sample=sample)
@@ -339,6 +330,9 @@ class Estimator(Stored):
         Args:
             stored: The content of the file.
             model, strict, functions: As in `load`.
+
+        Returns:
+            The estimator, fitted and calibrated as it was when it was saved.
         """
         check_shapes(stored, model)
         band: Self = cast(Any, cls)(model, **{**stored.options, **functions})

@@ -293,6 +293,9 @@ class Forecaster(Predictor):
         Args:
             by: As in `covariance`.
 
+        Returns:
+            The scales, of the calibration where there is one, else of the formula.
+
         Raises:
             ValueError: If the formula has no answer, and for a network that predicts quantiles.
         """
@@ -306,6 +309,9 @@ class Forecaster(Predictor):
 
     def units_of_differences(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the original units of the targets as an affine map of the outputs: shift and factor, (m,) each.
+
+        Returns:
+            Shift and factor of each output.
 
         Raises:
             ValueError: If the target transform is not affine.

@@ -10,6 +10,7 @@ import torch
 
 from .calibration import Calibration, Given
 from .data.batches import DEFAULT_BATCH_ROWS, read_targets, with_extras
+from .data.row_record import pair_hashes
 from .errors import EmptyDataError, said_once, warn
 from .estimator import Estimator, by_batches
 from .fitting.fit import Fit, Formula, in_units_of_noise
@@ -102,6 +103,9 @@ class Predictor(Estimator):
 
         Args:
             x: Inputs.
+
+        Returns:
+            ŷ in the units of the targets.
         """
         X = self.spec.known_inputs(self.fits_, x)
         return self._in_units(x, self._original(self.spec.evaluate(self.fits_, X)[0]))
@@ -136,7 +140,10 @@ class Predictor(Estimator):
         fit has no λ, it is that which `calibrate` chose.
 
         Args:
-            x: Inputs; q of each row and output is of their kind.
+            x: Inputs.
+
+        Returns:
+            q of each row and output, of the kind of `x`.
         """
         fits = self._known_damping()
         found = self.spec.evaluate(fits, x, [fit.variance for fit in fits])[1]
@@ -149,7 +156,10 @@ class Predictor(Estimator):
         Where the fit has no λ, it is that which `calibrate` chose.
 
         Args:
-            x: Inputs; h of each row and output is of their kind.
+            x: Inputs.
+
+        Returns:
+            h of each row and output, of the kind of `x`.
         """
         fits = self._known_damping()
         return self._like(x, np.stack(self.spec.evaluate(fits, x, [fit.covariance.leverage for fit in fits])[1], 1))
@@ -248,6 +258,9 @@ class Predictor(Estimator):
             y: Targets, in the units of `predict`.
             intervals: The intervals of the rows.
 
+        Returns:
+            What to warn of, a sentence each.
+
         Raises:
             ValueError: If the targets have been scaled, and answers are in their original units.
         """
@@ -269,11 +282,27 @@ class Predictor(Estimator):
         """The outputs of the network that there are intervals for."""
         return all_outputs(self.fits_)
 
+    def share_seen_in_training(self, x: Any, y: Any) -> float:
+        """Return the share of these rows that were training rows.
+
+        Args:
+            x: Inputs.
+            y: Their targets, as `fit` takes them or in the original units.
+
+        Returns:
+            The share, from 0 to 1.
+        """
+        X, seen = self.spec.network().prepare(self.spec.inputs(x)), self.fits_[0].seen
+        return max(seen.share(pair_hashes(X, targets)) for targets in self.spec.task.possible_targets(y))
+
     def select_targets(self, y: Any) -> np.ndarray:
         """Return the targets (n, m) of the outputs that there are intervals for.
 
         Args:
             y: Targets, one column per output of the network or per selected output.
+
+        Returns:
+            Their columns, in the order of `outputs_`.
         """
         return self._task.select_targets(self.outputs_, read_targets(y), self.fits_[0].n_returned).numpy()
 

@@ -23,7 +23,7 @@ EVALUATE = ["evaluate", "y.band", "--model", "network:make", "--data"]
 
 
 def fit(*changes, **replaced):
-    """The command of a fit with something else in the place of something."""
+    """The command of a fit with something else instead of something."""
     return [replaced.get(str(each).replace(".", "_").replace(":", "_").replace(",", "_"), each) for each in FIT] + [
         *changes
     ]

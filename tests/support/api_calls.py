@@ -383,7 +383,7 @@ def in_time(data: st.DataObject) -> None:
 
 
 def files(data: st.DataObject) -> None:
-    """Anything in the place of a band's file."""
+    """Anything instead of a band's file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.band"
         path.write_bytes(data.draw(st.binary(max_size=300)))

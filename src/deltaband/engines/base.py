@@ -83,6 +83,9 @@ class Engine(ABC):
 
         Args:
             known: What is known before the first row; it has a sample if `sample_size` asks for one.
+
+        Returns:
+            The accumulator.
         """
 
     def resized(self, size: int, share: float = 1.0) -> Engine:
@@ -91,6 +94,9 @@ class Engine(ABC):
         Args:
             size: The most directions that it may keep.
             share: The share of its directions to keep.
+
+        Returns:
+            The settings for it; the engine itself is not changed.
         """
         return self
 
@@ -102,6 +108,9 @@ class Engine(ABC):
         Args:
             covariance: The covariance that the rows ended in.
             n_rows, n_parameters: Rows and columns of J.
+
+        Returns:
+            An accumulator of its own: the covariance stays as it is.
 
         Raises:
             ValueError: If the covariance has no such copy.
@@ -115,6 +124,9 @@ class Engine(ABC):
 
         Args:
             state: What its `Accumulator.state` returned.
+
+        Returns:
+            The accumulator, as it was.
         """
         values = {name: value for name, value in state.items() if name != "accumulator"}
         return encoding.registered(state["accumulator"])(self, **values)
@@ -174,6 +186,9 @@ class Accumulator(ABC):
 
         Args:
             damping: λ; if None, the covariance is a `SpectralCovariance`, which answers for every λ.
+
+        Returns:
+            The covariance.
         """
 
     def finish(self, damping: float | None) -> Covariance:
@@ -181,6 +196,9 @@ class Accumulator(ABC):
 
         Args:
             damping: As in `finalise`.
+
+        Returns:
+            The covariance, which `Engine.resume` can go on from.
         """
         if type(self.engine).resume is not Engine.resume:
             return self.finalise(damping)
@@ -192,6 +210,9 @@ class Accumulator(ABC):
 
         Args:
             other: An accumulator of the same class.
+
+        Raises:
+            ValueError: If engines, or fields that are shared, differ.
         """
         if self.engine != other.engine:
             raise ValueError(f"sums of different engines cannot be merged: {self.engine!r} and {other.engine!r}")
@@ -232,6 +253,9 @@ class Accumulator(ABC):
         Args:
             total: A function that adds up an array of the same shape over all processes.
             n_rows, n_parameters: Rows and columns of J, those of all processes together.
+
+        Returns:
+            Whether the rows of all processes are in it now; if not, it is as it was.
         """
         if not self.is_sum(n_rows, n_parameters):
             return False
@@ -244,6 +268,9 @@ class Accumulator(ABC):
 
         Args:
             n_rows, n_parameters: As there.
+
+        Returns:
+            Whether all declared fields are sums, or shared, so that merging only adds up.
         """
         return not self._declared("max", "concatenate", "private")
 
@@ -252,6 +279,9 @@ class Accumulator(ABC):
 
         Args:
             size: The largest that it may be.
+
+        Returns:
+            The settings; by default those that are `resized`.
         """
         return self.engine.resized(size)
 

@@ -41,6 +41,9 @@ class Covariance(ABC):
 
         Args:
             g: The gradients of b rows.
+
+        Returns:
+            q, (b,).
         """
 
     @abstractmethod
@@ -49,6 +52,9 @@ class Covariance(ABC):
 
         Args:
             g: The gradients of b rows.
+
+        Returns:
+            h, (b,).
         """
 
     @property
@@ -66,6 +72,9 @@ class Covariance(ABC):
         Args:
             g: The gradients of b rows.
             dampings: The values of λ; one column each.
+
+        Returns:
+            A column of q per λ: (b, len(dampings)).
         """
         if (dampings == self.damping).all():
             return np.repeat(self.variance(g)[:, None], len(dampings), axis=1)
@@ -76,6 +85,9 @@ class Covariance(ABC):
 
         Args:
             g, dampings: As in `variances`.
+
+        Returns:
+            h in the first column, and a column of q per λ: (b, 1 + len(dampings)).
         """
         return np.column_stack([self.leverage(g), self.variances(g, dampings)])
 

@@ -34,6 +34,7 @@ from .fields import reduced
 from .spectral import EigenbasisCovariance, SpectralCovariance, products
 
 ROUNDED_TO = 5e-3  # of q and h, at most, what float32 may have rounded: twice as much as of a width
+DOUBLED_NUMBERS = 2**20  # products of so few numbers are in float64 straight away
 FORMING_FLOPS = 250.0  # of a matrix product, while a number of a gradient is formed and projected: 5 to 8 ns
 
 
@@ -204,7 +205,8 @@ class ProjectedCovariance(SpectralCovariance):
         for a probability that is next to nothing), and the sum by at most η(3 Σ|z||w| + η Σ|w|).
         """
         weights = weights.to(rows.device)
-        if rows.dtype != torch.float32 or len(self.eigenvalues) < self.S.dim:  # a rest is a small difference
+        few = len(rows) * self.S.dim**2 <= DOUBLED_NUMBERS
+        if few or rows.dtype != torch.float32 or len(self.eigenvalues) < self.S.dim:  # a rest is a small difference
             return self._squares(rows.double()) @ weights
         norms, largest = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)[:, None], weights.abs().amax(dim=0)
         eta = math.sqrt(self.S.dim) * 2**-24

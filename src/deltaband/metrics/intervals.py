@@ -82,6 +82,9 @@ def interval_scores(y: np.ndarray, lower: np.ndarray, upper: np.ndarray, level: 
     Args:
         y, lower, upper: Targets and bounds, of shapes that broadcast.
         level: The level of the intervals.
+
+    Returns:
+        Width and penalty of each row, of the shape that the arrays broadcast to.
     """
     missed_by = np.maximum(lower - y, 0.0) + np.maximum(y - upper, 0.0)
     return upper - lower + 2.0 / (1.0 - level) * missed_by

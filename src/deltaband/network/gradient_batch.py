@@ -251,7 +251,10 @@ class GradientBatch:
         """Yield the same rows, at most `size` at a time; no row is copied."""
         for block in self.blocks:
             parts = block.parts()
-            for start in range(0, max(len(block), 1), size):
+            if len(block) <= size:
+                yield GradientBatch((StoredBlock(parts),))
+                continue
+            for start in range(0, len(block), size):
                 yield GradientBatch((StoredBlock(tuple(part.take(slice(start, start + size)) for part in parts)),))
 
     @staticmethod

@@ -126,7 +126,7 @@ class Monitor:
         if rows.known.leverage is not None:
             path = self._leverage.update(_distance(self._scale, rows.known.leverage))
             message = "inputs are farther from the training rows than those of the calibration rows were"
-            self._look("leverage", None, path, n_before, self.leverage_limit, message)
+            self._raise_at_limit("leverage", None, path, n_before, self.leverage_limit, message)
         if judged is not None:
             self._take_targets(*judged)
         return self.alarms[before:]
@@ -268,14 +268,16 @@ class Monitor:
             path = self._errors[s].update(scores[which, s])
             grown = self._errors[s].jumper.leaning < 0
             message = f"errors are {'larger' if grown else 'smaller'} than those of the calibration rows were"
-            self._look("exchangeability", output, path, n, self.error_limit, message)
+            self._raise_at_limit("exchangeability", output, path, n, self.error_limit, message)
             for after, block in self._coverage[s].update(covered[which, s], self.false_alarms / m):
                 low, high = block.bounds
                 found = f"{percent(block.share)} of {block.n:,} targets lie in their intervals ({percent(low)} to "
                 message = f"{found}{percent(high)} with 95 % confidence), {level_name(self.level)} % asked for"
                 self._raise("coverage", after, output, block.share, self.level, message)
 
-    def _look(self, kind: Any, output: int | None, path: np.ndarray, n: int, limit: float, message: str) -> None:
+    def _raise_at_limit(
+        self, kind: Any, output: int | None, path: np.ndarray, n: int, limit: float, message: str
+    ) -> None:
         """Raise an alarm if a martingale has reached its limit in the rows after the first n."""
         reached = np.flatnonzero(path >= math.log(limit))
         if len(reached):

@@ -38,6 +38,9 @@ class BandRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X, y, sample_weight: Ignored.
 
+        Returns:
+            The regressor.
+
         Raises:
             NotFittedError: If the band is not fitted.
         """

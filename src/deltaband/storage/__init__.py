@@ -111,6 +111,9 @@ def size(band: Any, *, weights: bool = False, sample: bool = False) -> int:
 
     Args:
         band, weights, sample: As in `save`.
+
+    Returns:
+        Bytes.
     """
     return container.size(*band.to_record(weights=weights, sample=sample))
 
@@ -137,6 +140,9 @@ def load(
         input_transform, target_transform: The function or scaler that it was constructed with; a pair (mean, std) and
             scikit-learn's StandardScaler, MinMaxScaler, MaxAbsScaler and RobustScaler are in the file.
 
+    Returns:
+        The fitted estimator.
+
     Raises:
         ArtefactError: If the file is damaged or does not belong to the model.
     """
@@ -162,6 +168,9 @@ def inspect(path: str | Path) -> dict[str, Any]:
 
     Args:
         path: The file.
+
+    Returns:
+        Versions, size, options, the summary and the notes that it was saved with, by name.
     """
     _, texts = container.read(Path(path), "band")
     versions = {"format": int(texts["format"]), "deltaband": texts["deltaband"], "torch": texts["torch"]}
@@ -174,6 +183,9 @@ def weights(path: str | Path) -> dict[str, Tensor]:
 
     Args:
         path: The file.
+
+    Returns:
+        Tensors by the names of the model's parameters and buffers.
 
     Raises:
         ArtefactError: If the file was saved without weights.

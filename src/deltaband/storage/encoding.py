@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # by the name of a kind: its type, what is written of a value, and how that is turned into the value again
-KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+VALUE_KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "float": (float | np.floating, lambda number: str(float(number)), float),  # NaN and ±∞, which JSON has not
     "dtype": (torch.dtype, lambda dtype: str(dtype).removeprefix("torch."), DTYPES.__getitem__),
     "slice": (slice, lambda ends: [ends.start, ends.stop], lambda ends: slice(*ends)),
@@ -93,7 +93,7 @@ class Encoder:
                 return tree if _is_own(cls) else {**tree, "module": cls.__module__}
             case list():
                 return [self(each) for each in value]
-        for kind, (of_kind, write, _) in KINDS.items():
+        for kind, (of_kind, write, _) in VALUE_KINDS.items():
             if isinstance(value, of_kind):
                 return {kind: self(write(value))}
         advice = "decorate an engine with @register, another dataclass with @storable"
@@ -144,8 +144,8 @@ class Decoder:
                     tensor = self._tensors[name].clone().permute([order.index(dim) for dim in range(len(order))])
                     self._made[kind, name] = tensor if kind == "tensor" else tensor.numpy()
                 return self._made[kind, name]
-            case _ if kind in KINDS:
-                return KINDS[kind][2](self(value))
+            case _ if kind in VALUE_KINDS:
+                return VALUE_KINDS[kind][2](self(value))
             case "function":
                 return _REGISTERED[value] if tree["known"] else partial(_missing_function, value)
             case "hook":

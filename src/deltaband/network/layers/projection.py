@@ -78,7 +78,8 @@ class Projection:
         found = []
         for rows in np.array_split(np.arange(b), min(n_pieces, max(b, 1))):
             some = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0)
-            transforms = (weight.transformed(part.take(some), at_once) for weight, part in factored)
+            pieces = ((weight, part if n_pieces == 1 else part.take(some)) for weight, part in factored)
+            transforms = (weight.transformed(part, at_once) for weight, part in pieces)
             found.append(torch.fft.irfft(functools.reduce(Tensor.add_, transforms), n=self.dim))
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -125,7 +126,7 @@ class Weight:
         source = self.S.dim, self.S.seed, self.first, axis, count, like.device, like.dtype, scale
         if size > REMEMBERED_PLACES:
             return _drawn(*source, start, stop)
-        at, signs = _remembered(*source, size)
+        at, signs = _remembered(*source, 0, size)
         return at[:, start:stop], signs[:, start:stop]
 
     def entries(self, start: int, stop: int, like: Tensor) -> Entries:  # (·, stop − start) twice
@@ -220,21 +221,6 @@ class FormedColumns:
         self._waiting, self._width = [], 0
 
 
-@functools.lru_cache(maxsize=1024)
-def _remembered(
-    dim: int,
-    seed: int,
-    first: int,
-    axis: int,
-    count: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    scale: float,
-    size: int,
-) -> Entries:
-    return _drawn(dim, seed, first, axis, count, device, dtype, scale, 0, size)
-
-
 def _drawn(
     dim: int,
     seed: int,
@@ -258,3 +244,6 @@ def _drawn(
     signs = np.where(words < 0, -scale, scale)
     places = torch.from_numpy(np.ascontiguousarray(at)), torch.from_numpy(np.ascontiguousarray(signs)).to(dtype)
     return places[0].to(device), places[1].to(device)
+
+
+_remembered = functools.lru_cache(maxsize=1024)(_drawn)
