@@ -3,7 +3,8 @@
 Every fenced block has a language. `python` is run, block after block of one document in one namespace; with the tag
 `integration` only by `make test-integration`, with the tag `torchrun` by test_distributed.py. `text printed` is what
 the Python block before it prints, numbers within some per cent. `bash` and `console` are commands, checked as
-`documents.PROGRAMS` says. `text` is anything else.
+`documents.PROGRAMS` says. `text` is anything else. `text printed roughly` is for numbers that rounding on another
+processor changes by much more, as trees grown on few residuals split elsewhere.
 """
 
 import inspect
@@ -32,6 +33,7 @@ from tests.support.documents import (
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
 WITH_PYTHON = [document for document in DOCUMENTS if any(block.language == "python" for block in blocks(document))]
+TOLERANCES = {"printed": 0.05, "printed roughly": 0.4}
 LANGUAGES = {"python", "text", "bash", "console", "{toctree}", "{include}", "{eval-rst}"}
 
 
@@ -51,8 +53,9 @@ def test_the_examples_of_a_document_run(document, tmp_path, monkeypatch):
             code = compile("\n" * (block.line - 1) + block.text, str(document), "exec")
             with redirect_stdout(printed):
                 exec(code, namespace)
-        elif (block.language, block.tag) == ("text", "printed"):
-            assert same_output(block.text, printed.getvalue()), f"line {block.line}: printed\n{printed.getvalue()}"
+        elif block.language == "text" and block.tag in TOLERANCES:
+            agrees = same_output(block.text, printed.getvalue(), TOLERANCES[block.tag])
+            assert agrees, f"line {block.line}: printed\n{printed.getvalue()}"
     plt.close("all")
 
 
@@ -100,9 +103,9 @@ def test_what_the_tests_of_documents_are_made_of(tmp_path):
     ):
         with pytest.raises(AssertionError):
             check_command(wrong.replace("'", "").split())
-    assert same_output("p = 1,000 (100 %)", "p  = 1,020 (98 %)\n")
-    assert not same_output("p = 1,000", "p = 1,100")
-    assert not same_output("q = 1", "p = 1")
+    assert same_output("p = 1,000 (100 %)", "p  = 1,020 (98 %)\n", 0.05)
+    assert not same_output("p = 1,000", "p = 1,100", 0.05)
+    assert not same_output("q = 1", "p = 1", 0.05)
 
 
 def test_the_reference_has_every_public_name():

@@ -1,5 +1,6 @@
 """How gradients come by: what is tried and verified again; and what the user's module keeps."""
 
+import contextlib
 import copy
 import threading
 
@@ -224,26 +225,30 @@ def test_a_table_is_had_without_its_options_for_training(kind, options):
 # --- the user's module, and his process
 
 
-@pytest.mark.parametrize("call", [1, 3, 6, 9, 12])
-def test_the_module_is_as_it_was_after_an_exception_in_the_middle(call):
+def test_the_module_is_as_it_was_after_an_exception_at_any_of_its_calls():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).train()
-    calls = []
+    left = [0]  # calls until one fails
 
     def fail(module, args, output):
-        calls.append(1)
-        if len(calls) == call:
+        left[0] -= 1
+        if left[0] == 0:
             raise KeyboardInterrupt  # of no kind that anything here would catch
 
     model[1].register_forward_hook(fail)
     state = copy.deepcopy(model.state_dict())
     band = PredictionIntervals(model, damping=1.0, engine=Exact())
-    with pytest.raises(KeyboardInterrupt):
-        band.fit(rows(), torch.zeros(30))
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(module.training for module in model.modules())
-    assert all(w.grad is None and w.requires_grad for w in model.parameters())
-    assert [len(module._forward_hooks) for module in model] == [0, 1, 0]
-    assert band.fit(rows(), torch.zeros(30)).n_rows_ == 30
+    interrupted = 0
+    while left[0] <= 0:  # until a fit has fewer calls than it would take to fail
+        interrupted += 1
+        left[0] = interrupted
+        with contextlib.suppress(KeyboardInterrupt):
+            band.fit(rows(), torch.zeros(30))
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        assert all(module.training for module in model.modules())
+        assert all(w.grad is None and w.requires_grad for w in model.parameters())
+        assert [len(module._forward_hooks) for module in model] == [0, 1, 0]
+    assert interrupted > 6
+    assert band.n_rows_ == 30
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, within torch.compile

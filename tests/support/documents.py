@@ -148,7 +148,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
 # --- what a block prints
 
 
-def same_output(shown: str, printed: str, tolerance: float = 0.05) -> bool:
+def same_output(shown: str, printed: str, tolerance: float) -> bool:
     """The same words in the same order, numbers within a tolerance: networks train a little differently elsewhere."""
     number = r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?"
     if re.sub(number, "#", " ".join(shown.split())) != re.sub(number, "#", " ".join(printed.split())):
