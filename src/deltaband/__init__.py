@@ -11,10 +11,11 @@ from .engines import (
     RobustFrequentDirections,
     Spectrum,
 )
+from .error_report import ErrorReport
 from .errors import ArtefactError, DeltabandWarning, DistributedFitError, ExportError, NotFittedError
 from .intervals import PredictionIntervals
 from .online import Alarm, Monitor, Online
-from .results import ClassIntervals, ErrorReport, Intervals
+from .results import ClassIntervals, Intervals
 from .version import __version__ as __version__
 
 __all__ = [

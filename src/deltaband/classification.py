@@ -55,7 +55,7 @@ class ClassificationIntervals(Estimator):
         per_output: Whether each class is taken alone, with the Fisher matrix of its one-vs-rest probability instead of
             F: the paper's suggestion. It ignores what the other classes teach about the shared weights, and is wider.
             For two classes both are the same.
-        engine, memory, time, parameters, output, batch, input_transform: As in `PredictionIntervals`.
+        engine, memory, time, parameters, output, batch, input_transform, probes: As in `PredictionIntervals`.
     """
 
     _calibration: LabelCalibration | None  # type: ignore[assignment]
@@ -76,6 +76,7 @@ class ClassificationIntervals(Estimator):
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
         input_transform: Any = None,
+        probes: int | None = None,
     ) -> None:
         rule = damping_rule(model, parameters, optimizer, damping, weight_decay, "cross_entropy")
         if not rule.is_known:
@@ -92,7 +93,8 @@ class ClassificationIntervals(Estimator):
             if len(set(numbers)) < len(numbers):
                 raise ValueError(f"classes={list(numbers)} holds a class more than once")
         self._task = Classification(numbers, isinstance(classes, int | np.integer), predicted, per_output)
-        settings = (parse_engine(engine), memory, time, parameters, output, batch, InputTransform.of(input_transform))
+        transform = InputTransform.of(input_transform)
+        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes)
         super().__init__(FitSpec(model, self._task, rule, *settings))
 
     @by_batches

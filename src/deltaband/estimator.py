@@ -14,6 +14,7 @@ from .calibration import Calibration
 from .data.inputs import is_loader
 from .display import element
 from .engines import Covariance, Engine, Plan, Spectrum
+from .error_report import ErrorReport
 from .errors import NotFittedError, warn
 from .fitting import accuracy, driver, parts
 from .fitting.accumulator import FitAccumulator
@@ -23,7 +24,6 @@ from .fitting.fit import Fit
 from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
 from .interrupts import uninterrupted
-from .results import ErrorReport
 from .storage import Stored, StoredBand
 from .summary import format_summary, summary_html, summary_lines
 from .validation import check_int

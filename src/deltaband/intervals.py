@@ -92,6 +92,9 @@ class PredictionIntervals(Forecaster):
             (0.05, 0.5, 0.95). `calibrate` it before `predict`.
         robust: "HC0", "HC1", "HC2" or "HC3": the variance of predictions follows from each row's own residual instead
             of one s² for all, for noise that differs, or is correlated within `fit(..., clusters=)`. λ must be known.
+        probes: How many random combinations stand in for the outputs of a training row, of which an image has
+            thousands; as many as there are outputs, or more, take each. By default each of up to 64 outputs, and of
+            more so many combinations that they are off by about 1 % of a width; `summary()` says by how much.
 
     Example:
         >>> band = PredictionIntervals(model, weight_decay=1e-2).fit(X, y)  # doctest: +SKIP
@@ -122,13 +125,15 @@ class PredictionIntervals(Forecaster):
         variance: Literal["variance", "log_variance", "std"] | Callable[[Any], Tensor] | None = None,
         quantiles: Sequence[float] | None = None,
         robust: Literal["HC0", "HC1", "HC2", "HC3"] | None = None,
+        probes: int | None = None,
     ) -> None:
         loss_of_training = loss or ("mean" if variance is None else "gaussian_nll")
         rule = damping_rule(model, parameters, optimizer, damping, weight_decay, loss_of_training, batch_size)
         if loss == "cross_entropy":  # type: ignore[comparison-overlap]
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
         self._task = Regression.of(outputs, per_output, target_transform, targets, noise, variance, quantiles, robust)
-        settings = (parse_engine(engine), memory, time, parameters, output, batch, InputTransform.of(input_transform))
+        transform = InputTransform.of(input_transform)
+        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes)
         super().__init__(FitSpec(model, self._task, rule, *settings))
 
     def calibrate(

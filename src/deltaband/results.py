@@ -1,8 +1,7 @@
-"""`Intervals` and `ClassIntervals`, which `predict` returns, and `ErrorReport`, which says how exact they are."""
+"""`Intervals` and `ClassIntervals`, which `predict` returns."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +14,6 @@ from . import display
 from .data.batches import read_targets
 from .data.inputs import check_finite
 from .display import Markup, decimals, element, fixed
-from .storage.encoding import storable
 
 if TYPE_CHECKING:  # pandas is an extra, loaded when a data frame is requested
     from pandas import DataFrame
@@ -24,39 +22,6 @@ Side = Literal["both", "lower", "upper"]  # which bounds of an interval are fini
 
 MAX_TABLE_ROWS = 5
 MAX_TABLE_OUTPUTS = 3  # of more outputs a table shows the first alone
-
-
-@storable
-@dataclass(frozen=True)
-class ErrorReport:
-    """Relative errors of an approximate engine against the exact method, estimated on training rows, or measured.
-
-    Attributes:
-        width: Mean of |width/exact − 1|.
-        largest: Largest |width/exact − 1| over the rows compared.
-        effective_parameters: p*/exact − 1.
-        n_rows: Rows of the sample; 0 where the fit is exact.
-        engine: The engine as it was fitted to the sample.
-        measured: Whether the exact fit to all rows was there to compare with, as in `compress`.
-    """
-
-    width: float
-    largest: float
-    effective_parameters: float
-    n_rows: int
-    engine: str
-    measured: bool = False
-
-    def __str__(self) -> str:
-        if self.n_rows == 0:
-            return "exact: there is nothing to estimate"
-        if math.isnan(self.effective_parameters):
-            return f"widths are too small by an unknown amount: λ is out of reach of {self.engine}"
-        return (
-            f"widths are off by {self.width:.2%} on average and {self.largest:.2%} at most, p* by "
-            f"{self.effective_parameters:+.2%} ({self.engine} against Exact() on {self.n_rows:,} "
-            f"{'rows' if self.measured else 'training rows'})"
-        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -58,7 +58,7 @@ def _regression_lines(
     spec: FitSpec, regression: Regression, fits: Sequence[Fit], calibration: Calibration | None
 ) -> list[Line]:
     fit, m, quantiles = fits[0], sum(each.n_outputs for each in fits), spec.task.quantiles
-    task = [] if m == 1 else [("outputs", f"{m} (m), {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}")]
+    task = [] if m == 1 else [("outputs", _outputs(fits, m))]
     if quantiles is not None:
         task.append(("quantiles", ", ".join(f"{level:g}" for level in quantiles)))
     known = "H²" if quantiles is not None else "1" if spec.task.variance is None else "σ²"
@@ -83,6 +83,11 @@ def _regression_lines(
             ("noise std s", _list(noise) + unit),
         ]
     return lines if calibration is None else lines + _calibration_lines(calibration, fit, known)
+
+
+def _outputs(fits: Sequence[Fit], m: int) -> str:
+    shape = f", of shape {fits[0].shape}" if len(fits[0].shape) > 1 and m == fits[0].n_returned else ""
+    return f"{m:,} (m){shape}, {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}"
 
 
 def _classification_lines(
@@ -114,6 +119,9 @@ def _fit_lines(model: nn.Module, fits: Sequence[Fit], *task: Line) -> list[Line]
         ("gradients", fit.gradient_method),
         ("covariance", ", ".join(each.describe() for each in (fit.covariance, fit.sandwich) if each is not None)),
     ]
+    if fit.probes is not None:
+        off = "" if fit.probe_error is None else f": widths are off by {fit.probe_error.width:.2%}"
+        lines.append(("probes", f"{fit.probes.count} random combinations of each row's outputs{off}"))
     if fit.error is not None:
         widths, largest = (max(getattr(e.error, name) for e in fits if e.error) for name in ("width", "largest"))
         how = f"and {largest:.2%} at most, measured" if fit.error.measured else "estimated"

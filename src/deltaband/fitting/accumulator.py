@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ..engines import Accumulator, Covariance, Engine, Option, Problem
 from ..engines.fields import Total
 from ..errors import ArtefactError, EmptyDataError, NoGradientError
 from ..machine import on_free_cores
+from ..network.features import MAX_FEATURES, features
 from ..network.gradient_batch import (
     CHUNK_ROWS_AT_LEAST,
     MERGED_BYTES,
@@ -26,12 +27,14 @@ from ..network.gradient_batch import (
     GradientBatch,
     KeptInputs,
 )
-from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
-from ..network.network import MAX_FEATURES, Network, plain_autograd
-from ..storage.encoding import storable
+from ..network.layers.hooks import DEPENDS_ON_NOTHING
+from ..network.network import Network, plain_autograd
 from . import accuracy
-from .fit import Fit, Outputs, RowBuffer, checked_gradients, with_leverages
+from .fit import Fit, RowBuffer, checked_gradients
+from .leverages import with_leverages
+from .probed import probe_error
 from .spec import FitSpec
+from .start import Start, Sums
 from .tasks import Regression
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, for the rows evaluated at once
@@ -42,43 +45,6 @@ Skipped = Callable[[int, np.ndarray], None]  # the number of the first row, and 
 Checkpoint = Callable[["FitAccumulator"], None]
 
 
-@storable
-@dataclass(frozen=True)
-class Start:
-    """What a fit starts with: its outputs, the plan's choice, the form of gradients, and the model's weights."""
-
-    outputs: Outputs
-    option: Option
-    memory: float
-    layers: Layers
-    by_rows: bool  # whether the engine asks for whole rows
-    n_outputs: int
-    n_returned: int
-    weights: dict[str, str]  # their fingerprint
-    exact_cost: str = ""  # what the exact method would cost, where another was chosen
-
-    def network(self, spec: FitSpec) -> Network:
-        """Return the network that gives what the engine asks for."""
-        network = spec.network(spec.task.head(self.outputs))
-        return network.with_layers(None if self.by_rows else self.layers)
-
-
-@storable
-class Sums(NamedTuple):
-    """What is added up over the rows besides the engine's part."""
-
-    n_rows: int
-    losses: np.ndarray  # (m,)
-    counts: np.ndarray  # of what the task counts
-    energy: float  # of the gradients: their squared norms
-    weight: float  # of the rows, as the user gave it
-
-    def plus(self, other: Sums) -> Sums:
-        rows, losses, counts, energy, weight = other
-        sums = (self.n_rows + rows, self.losses + losses, self.counts + counts, self.energy + energy)
-        return Sums(*sums, self.weight + weight)
-
-
 class FitAccumulator:
     """Rows in, a `Fit` out: `take` any number of times, `merge` what others have taken, then `finish`."""
 
@@ -86,7 +52,7 @@ class FitAccumulator:
         """Begin with an engine's accumulator that has been started for the plan's choice."""
         self.spec, self.start, self.engine = spec, start, engine
         self.network = network = start.network(spec).copy()
-        option, m = start.option, start.n_outputs
+        option, m, per_row = start.option, start.n_outputs, start.gradients_per_row
         problem = option.problem
         self._inputs: KeptInputs | None = None
         if problem.recomputed:
@@ -100,8 +66,8 @@ class FitAccumulator:
             self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
         self._n_compared = 0
         if not option.engine.is_exact:
-            self._n_compared = accuracy.affordable_rows(option.engine, problem, start.memory) // m
-        self._n_leverages = max(1, min(LEVERAGE_ROWS, accuracy.SAMPLE_INPUT_BYTES // (m * problem.input_bytes)))
+            self._n_compared = accuracy.affordable_rows(option.engine, problem, start.memory) // per_row
+        self._n_leverages = max(1, min(LEVERAGE_ROWS, accuracy.SAMPLE_INPUT_BYTES // (per_row * problem.input_bytes)))
         self.record = RowRecord(RowSample(max(self._n_leverages, self._n_compared), seed))
         self._residuals: RowSample | None = None
         room = min(RESIDUAL_BYTES, start.memory - option.nbytes)
@@ -124,11 +90,11 @@ class FitAccumulator:
     @classmethod
     def of_fit(cls, spec: FitSpec, fit: Fit, memory: float) -> FitAccumulator:
         """Return the accumulator that ends in this fit; the fit stays as it is."""
-        engine, n, p = spec.engine or fit.engine, fit.n_rows * fit.n_outputs, fit.n_parameters
+        engine, n, p = spec.engine or fit.engine, fit.n_rows * fit.gradients_per_row, fit.n_parameters
         input_bytes = max((x.nbytes // len(x) for x in fit.sample.pieces), default=1)
         problem = Problem(n, p, fit.dtype.itemsize, fit.layers.factor_bytes, input_bytes, fit.layers.inner_flops)
         form = (fit.layers, fit.by_rows, fit.n_outputs, fit.n_returned, fit.fingerprint)
-        start = Start(fit.outputs, Option(engine, problem), memory, *form)
+        start = Start(fit.outputs, Option(engine, problem), memory, *form, shape=fit.shape, probes=fit.probes)
         made = cls(spec, start, engine.resume(fit.covariance, n, p))
         made.record = RowRecord.from_seen(fit.seen, fit.ranges, fit.sample, max(made._n_leverages, made._n_compared))
         if made._residuals is not None:
@@ -174,7 +140,7 @@ class FitAccumulator:
     def check_size(self, n_rows: int) -> None:
         """Raise unless this number of rows fits into memory."""
         engine, memory = self.start.option.engine, self.start.memory
-        problem = replace(self.start.option.problem, n_rows=n_rows * self.start.n_outputs)
+        problem = replace(self.start.option.problem, n_rows=n_rows * self.start.gradients_per_row)
         if (needed := engine.cost(problem).nbytes) > memory:
             raise MemoryError(
                 f"{engine!r} would hold {needed / 1e9:.3g} GB with these rows, and has {memory / 1e9:.3g} GB: start "
@@ -184,7 +150,7 @@ class FitAccumulator:
     def merge(self, other: FitAccumulator) -> None:
         """Take in the rows that another accumulator has taken in."""
         if self._completed is not None:
-            rows, columns = self.n_rows * self.start.n_outputs, self.network.n_parameters
+            rows, columns = self.n_rows * self.start.gradients_per_row, self.network.n_parameters
             self.engine = self.engine.engine.resume(self._completed[0], rows, columns)
             self._completed = None
         self.engine.merge(other.engine)
@@ -202,10 +168,10 @@ class FitAccumulator:
 
     def all_reduce(self, total: Total, n_rows: int) -> bool:
         """Add up the engine's part over several processes, if it is a sum; return whether it is."""
-        m, p = self.start.n_outputs, self.network.n_parameters
-        return self.engine.all_reduce(total, n_rows * m, p)
+        p = self.network.n_parameters
+        return self.engine.all_reduce(total, n_rows * self.start.gradients_per_row, p)
 
-    def kept_network(self, outputs: Outputs, layers: Any) -> Network:
+    def kept_network(self, *about: Any) -> Network:
         """Return the network that gradients are computed again with."""
         return self._inputs.network  # type: ignore[union-attr]
 
@@ -278,7 +244,7 @@ class FitAccumulator:
         roots = given.sqrt().expand_as(r)
 
         def kept(few: np.ndarray) -> Inputs:
-            found = torch.from_numpy(self.network.features(x[few]))
+            found = torch.from_numpy(features(self.network, x[few]))
             return Inputs((found, y[few].double(), r[few], roots[few]), single=False)
 
         self._residuals.update(x, kept)
@@ -299,7 +265,7 @@ class FitAccumulator:
             raise EmptyDataError(EMPTY_DATA_MESSAGE)
         if self._sums.energy == 0.0:
             raise NoGradientError(DEPENDS_ON_NOTHING + self.spec.task.no_gradient_hint)
-        settings = self.engine.sized_engine(2 * n_rows * start.n_outputs)
+        settings = self.engine.sized_engine(2 * n_rows * start.gradients_per_row)
         chosen = damping.resolved(damping.at(n_rows, start.n_returned, self._sums.weight), self._sums.energy)
         with plain_autograd(self.network.device):
             self._completed = self.engine.finish(chosen), settings
@@ -309,7 +275,7 @@ class FitAccumulator:
         """Return the fit to the rows taken in; the engine is empty afterwards, and resumes if there are more rows."""
         began = time.perf_counter()
         (covariance, settings), start, n_rows = self.complete(), self.start, self.n_rows
-        network, m = self.network, start.n_outputs
+        network, per_row = self.network, start.gradients_per_row
         exact, rows, met = covariance.is_exact, self.record.sample.rows(), len(getattr(covariance, "J", None) or [0])
         n_compared = 0 if exact else min(len(rows), self._n_compared)
         fit = Fit(
@@ -327,19 +293,23 @@ class FitAccumulator:
             self.record.ranges,
             outputs=start.outputs,
             n_returned=start.n_returned,
+            shape=start.shape,
+            probes=start.probes,
+            probe_error=None if self._before is None else self._before.probe_error,
             total_weight=self._sums.weight,
             exact_cost=start.exact_cost,
             uncertified=tuple(sorted(network.model_copy.uncertified)),
             sample=rows,
             format=next((x.without_rows() for x in rows.pieces), None if self._before is None else self._before.format),
             residuals=Sample() if self._residuals is None else self._residuals.rows(),
-            n_compared=n_compared if n_compared * m >= accuracy.SAMPLE_ROWS_AT_LEAST else 0,
+            n_compared=n_compared if n_compared * per_row >= accuracy.SAMPLE_ROWS_AT_LEAST else 0,
             rows_at_once=min(self._rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * met))),
         )
         if len(rows) == 0 and self._before is not None:  # of a band from a file
             fit = replace(fit, shares=self._before.shares, far=self._before.far)
         else:
-            fit = with_leverages(fit, network, rows.between(0, self._n_leverages), exact)
+            few = rows.between(0, self._n_leverages)
+            fit = probe_error(with_leverages(fit, network, few, exact), network, few, self.spec.task.has_noise)
         took, noise = self._seconds + time.perf_counter() - began, self.spec.task.has_noise
         return accuracy.with_error(network, fit, start.option, took, noise) if fit.n_compared else fit
 

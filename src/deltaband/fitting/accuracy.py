@@ -17,11 +17,11 @@ import numpy as np
 from ..data.inputs import Inputs
 from ..data.row_record import Sample
 from ..engines import Covariance, Engine, Exact, Known, Option, Problem, largest
+from ..error_report import ErrorReport
 from ..errors import DeltabandWarning, warn
 from ..machine import on_free_cores
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.network import Network, plain_autograd
-from ..results import ErrorReport
 from ..validation import check_int
 from .fit import Fit, RowBuffer, evaluate_sample
 from .spec import FitSpec
@@ -55,7 +55,7 @@ def with_error(network: Network, fit: Fit, option: Option, seconds: float, noise
     if fit.covariance.damping is None:
         return fit
 
-    most, allowed = fit.n_compared * fit.n_outputs, SHARE_OF_FIT * seconds
+    most, allowed = fit.n_compared * fit.gradients_per_row, SHARE_OF_FIT * seconds
 
     def is_cheap(n: int) -> bool:
         problem = replace(option.problem, n_rows=n, recomputed=False)
@@ -74,7 +74,7 @@ def compared(spec: FitSpec, fits: Sequence[Fit]) -> tuple[Fit, ...]:
     """Add the reports that the fits had no time for, unless the model's weights have changed, and warn."""
     found = []
     for fit in fits:
-        network = spec.network(spec.task.head(fit.outputs))
+        network = spec.network(spec.task.head(fit.outputs)).with_probes(fit.probes)
         waits = fit.error is None and min(fit.n_compared, len(fit.sample)) and fit.covariance.damping is not None
         if waits and not spec.changed_weight(network, fit):
             fit = replace(fit, error=report(network, fit, noise=spec.task.has_noise))
@@ -98,18 +98,20 @@ def worst_report(spec: FitSpec, fits: Sequence[Fit], x: Any, sample: int | None)
         spec.network().validate(X)
     reports = []
     for fit in fits:
+        probes = 0.0 if fit.probe_error is None else fit.probe_error.width
         if fit.covariance.is_exact:
-            reports.append(ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine)))
+            reports.append(ErrorReport(0.0, 0.0, 0.0, 0, repr(fit.engine), probes=probes))
             continue
         if not min(fit.n_compared, len(fit.sample)):
             raise ValueError(
                 f"an estimate needs {least} training rows, and memory for the exact method on them; a band from a file "
                 "has none unless it was saved with save(..., sample=True)"
             )
-        network = spec.network(spec.task.head(fit.outputs))
+        network = spec.network(spec.task.head(fit.outputs)).with_probes(fit.probes)
         spec.check_weights(network, fit)
         rows = None if X is None else spec.weigh(X, fit.outputs, fit.n_returned)
-        reports.append(report(network, fit, rows, sample or SAMPLE_ROWS_AT_MOST, spec.task.has_noise))
+        made = report(network, fit, rows, sample or SAMPLE_ROWS_AT_MOST, spec.task.has_noise)
+        reports.append(replace(made, probes=probes))
     return max(reports, key=lambda report: report.width)
 
 
@@ -130,7 +132,7 @@ def report(
         sample, rest = sample.between(0, cut), sample.between(cut, len(sample))
     else:
         rest = Sample((x,), (np.arange(len(x)),))
-    m = fit.n_outputs
+    m = fit.gradients_per_row
     sample = sample.between(0, -(-n_sample // m))
     covariance = fit.covariance
     assert covariance.damping is not None
@@ -158,10 +160,14 @@ def report(
 
         q_exact, q_sketched, *others = np.moveaxis(evaluate_sample(own, rest, variances, fit.rows_at_once), -1, 0)
         q = others[0] if others else evaluate_sample(network, rest, covariance.variance, fit.rows_at_once)
+    if fit.probes is not None:  # q of a combination is 1/r of the sum over outputs, on average
+        q, q_sketched, q_exact = (each * m / fit.n_outputs for each in (q, q_sketched, q_exact))
     true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
     # of more rows p* is larger, but not more than in proportion
     true_p_star = min(float(_corrected(p_star, sketched, exact, 1.0)), exact * n_rows / n)
     freedom, true_freedom = fit.degrees_of_freedom, fit.n_rows - true_p_star * fit.shares
+    if fit.probes is not None:
+        freedom, true_freedom = freedom[:1], true_freedom[:1]  # the same for all outputs
     if not noise:
         some = true_q > 0  # where there is none, none is right
         error = np.abs(np.sqrt(np.where(some, q, 1.0) / np.where(some, true_q, 1.0)) - 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..data.batches import Batches
 from ..data.inputs import Inputs
 from ..errors import ArtefactError, DamagedArtefactError, warn
-from ..network.network import network_hook, network_maker
+from ..network.stored import network_hook, network_maker
 from ..storage import container
 from ..storage.container import writable
 from ..storage.encoding import Decoder, Encoder

@@ -12,11 +12,11 @@ import torch
 
 from ..data.inputs import Inputs
 from ..engines import EigenbasisCovariance, ExactCovariance, Known, RandomProjection
+from ..error_report import ErrorReport
 from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock
 from ..network.layers.factors import DenseRows
 from ..network.layers.projection import weight_shapes
 from ..network.network import Network, plain_autograd
-from ..results import ErrorReport
 from .fit import Fit
 from .spec import FitSpec
 
@@ -72,7 +72,7 @@ def compressed(
 
 
 def _projected(fit: Fit, network: Network, engine: RandomProjection, x: Inputs) -> Fit:
-    accumulator = engine.start(Known(fit.n_rows * fit.n_outputs, fit.covariance.damping))
+    accumulator = engine.start(Known(fit.n_rows * fit.gradients_per_row, fit.covariance.damping))
     with plain_autograd(network.device):
         for rows in _rows(fit, network, x):
             accumulator.update(rows)

@@ -16,7 +16,8 @@ from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.row_record import RowSample
 from ..errors import DistributedFitError, EmptyDataError
 from ..machine import free_memory
-from ..network.network import Network, network_hook, network_maker
+from ..network.network import Network
+from ..network.stored import network_hook, network_maker
 from ..storage import container
 from ..storage.encoding import Decoder, Encoder
 from .accumulator import FitAccumulator
@@ -25,7 +26,7 @@ from .driver import OneProcess
 from .fit import Fit, Outputs
 from .spec import FitSpec, first_difference
 
-MakeNetwork = Callable[[tuple[int, ...], Any], Network]
+MakeNetwork = Callable[..., Network]
 
 
 class ProcessGroup(OneProcess):
@@ -218,7 +219,7 @@ def _pack(value: Any) -> Any:
 
 
 def _unpack(packed: Any, network: MakeNetwork | None) -> Any:
-    def no_network(outputs: tuple[int, ...], layers: Any) -> Network:
+    def no_network(*about: Any) -> Network:
         raise ValueError("no network is expected here")
 
     tree, arrays = packed

@@ -18,12 +18,14 @@ from ..errors import EmptyDataError, warn
 from ..machine import on_free_cores
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network, Probe, plain_autograd
+from ..network.probes import probes_for
 from ..network.speed import measured_speeds
 from . import accuracy, robust
-from .accumulator import FitAccumulator, Start
+from .accumulator import FitAccumulator
 from .checkpoint import Checkpoint
 from .fit import Fit, Outputs, checked_gradients
 from .spec import FitSpec
+from .start import Start
 
 QUICK_FLOPS = 1e9  # an exact fit of fewer takes less than to measure how fast this machine is
 
@@ -173,6 +175,9 @@ def look(spec: FitSpec, batches: Batches) -> tuple[FitSpec, list[Outputs], Batch
     if "cluster" in first.x.extras:
         robust.check_clusters(spec)
     spec.weigh(first.x, groups[0], outputs.shape[1])
+    if spec.task.robust is not None and probes_for(len(groups[0]), None, 0, spec.probes) is not None:
+        many = f"robust= takes the residual of each of the {len(groups[0]):,} outputs of a row with its gradient"
+        raise ValueError(f"{many}: give probes={len(groups[0])} if that is affordable, or leave robust= out")
     if len(groups) > 1 and not batches.reiterable:
         raise ValueError(
             "per_output=True reads the data once for each output, which an iterator or generator does not allow: "
@@ -252,14 +257,16 @@ def started(
 
 def _planned(
     spec: FitSpec, network: Network, batches: Batches, n_rows: int | None, memory: float | None
-) -> tuple[Plan, Inputs, Batches, Probe]:
-    """Return the plan, the first rows, the data as if nothing had been read, and what the network shows on them."""
+) -> tuple[Plan, Network, Inputs, Batches, Probe]:
+    """Return the plan, the network as the fit takes it, the first rows, the data as if nothing had been read, and what
+    the network shows on these rows."""
     looked, batches = batches.peek()
     x = looked.x.alone()
     with plain_autograd(network.device):
         probe = network.probe(x)
         layers, network = probe.layers, network.with_layers(probe.layers)
-    m = probe.n_outputs
+        probes = probes_for(probe.n_outputs, n_rows, network.n_parameters, spec.probes)
+    network, m = network.with_probes(probes), probe.n_outputs if probes is None else probes.count
     problem = Problem(
         None if n_rows is None else n_rows * m,
         network.n_parameters,
@@ -275,7 +282,7 @@ def _planned(
         with plain_autograd(network.device):
             row_seconds, pair_seconds = measured_speeds(network, x)
         problem = replace(problem, row_seconds=row_seconds, pair_seconds=pair_seconds)
-    return plan_fit(problem, spec.engine, memory, spec.time), x, batches, probe
+    return plan_fit(problem, spec.engine, memory, spec.time), network, x, batches, probe
 
 
 def _planned_start(
@@ -283,7 +290,7 @@ def _planned_start(
 ) -> tuple[Start, Batches]:
     network = spec.network(spec.task.head(outputs)).copy()
     weights = network.fingerprint  # as the model has them: a forward pass may write to the copy's buffers
-    schedule, x, batches, (layers, n_outputs, n_returned) = _planned(spec, network, batches, n_rows, memory)
+    schedule, network, x, batches, found = _planned(spec, network, batches, n_rows, memory)
     option = schedule.chosen
     if option is None:
         used = "" if batches.reiterable else " (its first batch has been read: a generator has to be made anew)"
@@ -291,10 +298,11 @@ def _planned_start(
             f"this fit would not fit into memory: give a smaller engine, or more memory={used}\n{schedule}"
         )
     # rows of layers that all have factors are as fast as by torch.func, whose first call imports a compiler for seconds
-    wants_rows = option.engine.cost(option.problem).wants_rows and bool(layers.rest)
+    wants_rows = option.engine.cost(option.problem).wants_rows and bool(found.layers.rest)
     by_rows = wants_rows and network.rows_by_vmap_work(x)
-    form = (layers, by_rows, n_outputs, n_returned, weights)
-    return Start(outputs, option, schedule.memory, *form, schedule.exact_cost), batches
+    form = (found.layers, by_rows, found.n_outputs, found.n_returned, weights)
+    about = (schedule.exact_cost, found.shape, network.probes)
+    return Start(outputs, option, schedule.memory, *form, *about), batches
 
 
 def _drawn(start: Start, spec: FitSpec, batches: Batches, progress: bool, rank: int) -> RowSample:
@@ -302,7 +310,7 @@ def _drawn(start: Start, spec: FitSpec, batches: Batches, progress: bool, rank: 
     # Each row has a key of its own, and what follows are sums over all rows: a loader may shuffle as it likes, and
     # leave out some of the sampled rows the second time.
     engine, network = start.option.engine, start.network(spec)
-    sample = RowSample(-(-engine.sample_size // start.n_outputs), [engine.seed, rank] if rank else engine.seed)
+    sample = RowSample(-(-engine.sample_size // start.gradients_per_row), [engine.seed, rank] if rank else engine.seed)
     with plain_autograd(network.device), batches.progress_bar("deltaband, drawing a sample", progress) as shown:
         for x, _, first in batches.chunks(network.chunk_rows):
             sample.update(network.prepare(spec.weigh(x, start.outputs, start.n_returned, first)))

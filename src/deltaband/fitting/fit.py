@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -15,16 +15,17 @@ from ..data.inputs import Inputs, Ranges, check_finite
 from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
 from ..engines.sandwich import Sandwich
+from ..error_report import ErrorReport
 from ..machine import on_free_cores
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.layers.hooks import Layers
 from ..network.network import Network, plain_autograd
-from ..results import ErrorReport, Side
+from ..network.probes import PROBE_ERROR, ProbeError, Probes
+from ..results import Side
 from ..storage.encoding import storable
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
 N_ROWS_TO_JUDGE = 8  # from so many rows on it is judged whether the network fits to them
-FAR_QUANTILE = 0.95  # of leverages of training rows: new rows above it are far from them
 TOLERABLE_WIDTH_ERROR = 0.05
 MANY_ROWS = 256  # whose evaluation takes longer than a look at what else runs on the machine
 WAITING_BYTES = 2**25  # of gradients that wait for others
@@ -54,6 +55,9 @@ class Fit:
     ranges: Ranges  # of the inputs
     outputs: tuple[int, ...] = (0,)  # the outputs of the network that it is for
     n_returned: int = 1  # how many outputs the network has
+    shape: tuple[int, ...] = ()  # that of what it returns for a row, where it is known
+    probes: Probes | None = None  # the combinations of outputs that J is of, where it is not of the outputs
+    probe_error: ProbeError | None = None  # where there are some, and λ is known
     total_weight: float = 0.0  # of the rows; n_rows where they have none
     shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) the share of p* of each output
     leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) if exact, without weights
@@ -105,6 +109,11 @@ class Fit:
         return len(self.losses)
 
     @property
+    def gradients_per_row(self) -> int:
+        """How many rows of J there are for each training row."""
+        return self.n_outputs if self.probes is None else self.probes.count
+
+    @property
     def degrees_of_freedom(self) -> np.ndarray:  # (m,)
         return self.n_rows - self.effective_parameters * self.shares
 
@@ -142,7 +151,13 @@ class Fit:
         return np.divide(1.0, s2, out=np.zeros_like(s2), where=s2 != 0)  # without residuals q is zero, too
 
     def inaccuracies(self, tolerable_missed: float, found: str) -> list[str]:
-        """Return a warning if the engine's error is too large: its estimate, or its bound where there is none."""
+        """Return warnings if there are too few combinations of outputs, and if the engine's error is too large: its
+        estimate, or its bound where there is none."""
+        off = self.probe_error
+        few = [] if off is None or off.width <= PROBE_ERROR else [off.advice(PROBE_ERROR, self.n_outputs)]
+        return [*few, *self._of_engine(tolerable_missed, found)]
+
+    def _of_engine(self, tolerable_missed: float, found: str) -> list[str]:
         advice = "raise its rank, dim or landmarks, or use Exact() if memory allows"
         if self.error is not None:
             bad = self.error.width > TOLERABLE_WIDTH_ERROR
@@ -155,7 +170,7 @@ class Fit:
     def quick_spectrum(self) -> Spectrum | None:
         """Return the spectrum if it takes a moment only, else None."""
         known = isinstance(self.covariance, SpectralCovariance)
-        size = min(self.n_rows * self.n_outputs, self.n_parameters)
+        size = min(self.n_rows * self.gradients_per_row, self.n_parameters)
         if self.covariance.damping is None or not (known or size <= QUICK_SPECTRUM_SIZE):
             return None
         try:
@@ -168,11 +183,6 @@ def two_bounds(bound: np.ndarray, side: Side) -> Bounds:
     """Return −bound and bound; for one side the other bound is infinite."""
     infinite = np.full_like(bound, np.inf)
     return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
-
-
-def left_out(h: np.ndarray) -> np.ndarray:
-    """Return the leverages h/(1 − h) that training rows would have if they were left out of the fit."""
-    return h / np.maximum(1 - h, np.finfo(np.float64).eps)
 
 
 class RowBuffer:
@@ -203,14 +213,17 @@ def evaluate_rows(
     rows_at_once: int = 0,  # of J; 0: as many as save work
     first: int = 0,  # the number of the first row in the data
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the network's outputs (n, m) in float64 and the function's value for each of them, (n, m, …)."""
+    """Return the network's outputs (n, m) in float64 and the function's value for each of them, (n, m, …).
+
+    With a network that has r probes the values are those of the combinations, (n, r, …).
+    """
     outputs: list[Tensor] = []
     values: list[np.ndarray] = []
     buffer = RowBuffer(lambda gradients: values.append(function(gradients)), rows_at_once or PRODUCT_ROWS)
     with plain_autograd(network.device), on_free_cores() if len(X) >= MANY_ROWS else nullcontext():
         rows = network.chunk_rows(X)
         if rows_at_once:
-            rows = max(1, min(rows, rows_at_once // network.validate(X)))
+            rows = max(1, min(rows, rows_at_once // network.gradients_per_row(X)))
         for x in X.split(rows):
             parts = []
             for part, gradients in checked_gradients(network, x, first):
@@ -220,8 +233,8 @@ def evaluate_rows(
             first += len(x)
         buffer.flush()
     flat, start, ordered = np.concatenate(values), 0, []
-    for y in outputs:  # the first output of all rows of a chunk, then the second
-        b, m = y.shape
+    m = network.gradients_per_row(X)
+    for b in map(len, outputs):  # the first output of all rows of a chunk, then the second
         ordered.append(flat[start : start + b * m].reshape(m, b, *flat.shape[1:]).swapaxes(0, 1))
         start += b * m
     return torch.cat(outputs).cpu().double().numpy(), np.concatenate(ordered)
@@ -246,31 +259,6 @@ def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple
 def check_outputs(outputs: Tensor, first: int = 0) -> None:
     """Raise if an output is not finite, and name the row."""
     check_finite(outputs, "the network's outputs", first, ADVICE)
-
-
-def with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fit:
-    """Add, from some training rows, their h where it is exact, that of rows that are far, and the parts of p*."""
-    covariance = fit.reference
-    if fit.n_outputs == 1:
-        h, shares = evaluate_sample(network, rows, covariance.leverage, fit.rows_at_once), fit.shares
-    else:
-
-        def leverage_and_variance(g: GradientBatch) -> np.ndarray:
-            return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
-
-        values = evaluate_sample(network, rows, leverage_and_variance, fit.rows_at_once)  # (rows, m, 2)
-        h, q = values[:, :, 0], values[:, :, 1]
-        own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
-        shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
-    # of a row that is left out of the training rows it is h/(1 − h); new rows have weight 1
-    given = [piece.extras.get("given") for piece in rows.pieces]
-    w = [
-        np.broadcast_to(1.0 if w is None else w, (len(x), fit.n_outputs))
-        for w, x in zip(given, rows.pieces, strict=True)
-    ]
-    far = np.quantile((left_out(h) if exact else h) / np.concatenate(w), FAR_QUANTILE, axis=0)
-    plain = exact and all(each is None for each in given)
-    return replace(fit, shares=shares, far=far, leverages=h if plain else fit.leverages)
 
 
 class Reference(NamedTuple):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ..data.row_record import Sample
 from ..errors import ArtefactError
 from ..network.model_copy import unwrap
-from ..network.network import Network, network_hook, network_maker
+from ..network.network import Network
+from ..network.stored import network_hook, network_maker
 from ..storage import WEIGHTS, StoredBand
 from ..storage.container import as_json
 from ..storage.encoding import Decoder, Encoder
@@ -115,8 +116,8 @@ def restored(stored: StoredBand, spec: FitSpec, strict: bool) -> tuple[tuple[Fit
     """Return the fits and the calibration of a file, if they belong to the weights of the spec's model."""
     networks = []  # that compute the training rows again
 
-    def stored_network(outputs: tuple[int, ...], layers: Any) -> Network:
-        networks.append(spec.stored_network(outputs, layers))
+    def stored_network(*about: Any) -> Network:
+        networks.append(spec.stored_network(*about))
         return networks[-1]
 
     fits, calibration = stored.decoded(network_maker(stored_network))

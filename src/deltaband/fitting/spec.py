@@ -20,11 +20,12 @@ from ..machine import free_memory
 from ..network.checks import last_layer
 from ..network.model_copy import ModelCopyCache, ParameterChoice, layer_of, select_parameters, unwrap
 from ..network.network import Head, Network, plain_autograd
-from ..network.returned import Pick
+from ..network.probes import Probes
+from ..network.returned import Pick, positive_variances
 from ..results import concatenated
 from ..storage.encoding import describe_setting
 from ..transforms import InputTransform
-from ..validation import check_bool, check_callable, check_limits
+from ..validation import check_bool, check_callable, check_int, check_limits
 from . import sanity
 from .fit import Fit, KnownRows, Method, Reference, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
@@ -59,6 +60,7 @@ class FitSpec:
     output: Callable[[Any], Tensor] | None = None
     batch: Callable[[Any], tuple[Any, Any]] | None = None
     input_transform: InputTransform | None = None
+    probes: int | None = None  # combinations of each row's outputs; None: as many as are needed, where they help
     networks: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
     companions: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
 
@@ -67,6 +69,8 @@ class FitSpec:
         for name in ("output", "batch"):
             check_callable(getattr(self, name), name)
         check_bool(self.task.per_output, "per_output")
+        if self.probes is not None:
+            check_int(self.probes, "probes")
         self.network()  # whatever is wrong with the model is reported now
 
     @cached_property
@@ -111,20 +115,7 @@ class FitSpec:
 
     def noise_variances(self, x: Inputs, outputs: Sequence[int], n_returned: int, first: int = 0) -> np.ndarray:
         """Return the variances (b, len(outputs)) that the network predicts, all positive; `first` is the first row."""
-        found = self.companion(x)
-        if found.shape[1] not in (1, n_returned):
-            raise ValueError(
-                f"the model returns {found.shape[1]} variances and {n_returned} predictions per row: give as many, or 1"
-            )
-        found = np.broadcast_to(found, (len(x), n_returned))[:, list(outputs)]
-        bad = ~((found > 0) & np.isfinite(found)).all(axis=1)
-        if bad.any():
-            row = int(bad.argmax())
-            advice = "look at how the model makes it positive (softplus, exp), and say which form it returns: variance="
-            raise ValueError(
-                f"the variance that the model returns is {found[row].min()} in row {first + row}; {advice}"
-            )
-        return found
+        return positive_variances(self.companion(x), n_returned, first)[:, list(outputs)]
 
     def weigh(self, x: Inputs, outputs: tuple[int, ...], n_returned: int, first: int = 0) -> Inputs:
         """Return training rows with the weights that gradients and residuals of some outputs have in a fit, w/σ²(x)."""
@@ -165,9 +156,10 @@ class FitSpec:
         """Return the network whose gradients made J of this fit."""
         return self.network(self.task.head(fit.outputs), fit)
 
-    def stored_network(self, outputs: tuple[int, ...], layers: Any) -> Network:
+    def stored_network(self, outputs: tuple[int, ...], layers: Any, probes: Probes | None = None) -> Network:
         """Return a network with weights of its own, for gradients that are computed again from kept inputs."""
-        return self.network(self.task.head(outputs)).with_layers(layers).copy(own_weights=True)
+        network = self.network(self.task.head(outputs)).with_layers(layers).with_probes(probes)
+        return network.copy(own_weights=True)
 
     def inputs(self, x: Any) -> Inputs:
         """Return a user's inputs as the network takes them; `Inputs` are that already."""
@@ -325,7 +317,7 @@ class FitSpec:
             "damping": self.damping.damping,
             "weight_decay": self.damping.weight_decay,
             "engine": "auto" if self.engine is None else self.engine,
-            **{name: getattr(self, name) for name in ("memory", "time")},
+            **{name: getattr(self, name) for name in ("memory", "time", "probes")},
             "parameters": parameters,
             "per_output": self.task.per_output,
             "input_transform": None if self.input_transform is None else self.input_transform.affine,

@@ -31,7 +31,7 @@ CERTIFIED_DIRECTIONS = 4  # in which sums of gradients are compared
 class AcceptedInputs(NamedTuple):
     """What the validation of one kind of inputs found."""
 
-    n_returned: int  # numbers per row
+    shape: tuple[int, ...]  # of what the network returns for a row
     pass_bytes: int  # of a row: what a forward pass keeps for the backward pass
     alone_and_together: bool  # whether a row was seen to give the same alone as among others
 
@@ -100,7 +100,8 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
         )
     if b > 1:
         check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
-    return AcceptedInputs(y.numel() // b, (x.nbytes + 2 * max(remembered, returned)) // b, b > 1)
+    shape = tuple(y.shape[1:]) if y.ndim > 1 else (1,)
+    return AcceptedInputs(shape, (x.nbytes + 2 * max(remembered, returned)) // b, b > 1)
 
 
 def last_layer(model: ModelCopy, x: Inputs) -> str | None:
@@ -134,11 +135,11 @@ def _check_output(y: Any, b: int) -> None:
         raise TypeError(f"the network must return one tensor, got {type(y).__name__}; {pick}")
     if not y.is_floating_point():
         raise TypeError(f"the network must return real numbers, got {y.dtype}")
-    rows = y.ndim in (1, 2) and len(y) == b and y.numel() > 0
+    rows = y.ndim > 0 and len(y) == b and y.numel() > 0
     if not rows and not (b == 1 and y.ndim == 0):
         raise ValueError(
-            f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},) or, for m outputs, "
-            f"({b}, m); pick some of it with output=, for instance output=lambda y: y[:, -1]"
+            f"the network returns shape {tuple(y.shape)} for a batch of {b} rows, expected ({b},) or, for several "
+            f"outputs, ({b}, …); pick some of it with output=, for instance output=lambda y: y[:, -1]"
         )
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from ..data.inputs import Inputs, check_finite
 from .gradient_batch import GradientBatch, StoredBlock, shaped
 from .layers.factors import DenseRows
-from .network import Network, gradient, plain_autograd
+from .layers.hooks import gradient
+from .network import Network, plain_autograd
 
 
 def gradients_of_sums(network: Network, x: Inputs, weights: np.ndarray) -> GradientBatch:  # (k, n, m)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
@@ -19,15 +19,15 @@ from .checks import AcceptedInputs, Certificate
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock, shaped
 from .layers import hooks
 from .layers.factors import DenseRows, Part
-from .layers.hooks import Layers
+from .layers.hooks import Layers, gradient
 from .model_copy import ModelCopy
+from .probes import COMBINATION, EXACT_OUTPUTS, Probes
 
 CERTIFIED_BYTES = 64 * 2**20
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
 LOOPED_ROWS = 4  # up to so many rows of J are faster by plain autograd than by torch.func
 PROBED_ROWS = 8  # on which it is tested which layers have gradients by hooks
-MAX_FEATURES = 100  # of a row; more are projected at random
 REMEMBERED_KINDS = 256  # of inputs, such as sequences of different lengths
 
 PAST_THE_TREE = (
@@ -54,6 +54,7 @@ class Probe(NamedTuple):
     layers: Layers
     n_outputs: int  # how many numbers per row have gradients
     n_returned: int  # how many the model returns, before the head
+    shape: tuple[int, ...]  # that of a row which the model returns
 
 
 class Network:
@@ -61,14 +62,21 @@ class Network:
 
     `head` computes the numbers whose gradients are wanted from those that the model returns. Frozen parameters, and
     those not selected, are constants; one used in several places counts once. With `layers`, gradients are computed
-    layer by layer, without rows where that is possible. A network never changes, and serves one thread at a time:
-    `copy` gives another.
+    layer by layer, without rows where that is possible. With `probes` they are those of random combinations of a row's
+    outputs. A network never changes, and serves one thread at a time: `copy` gives another.
     """
 
-    def __init__(self, model: nn.Module | ModelCopy, layers: Layers | None = None, head: Head | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module | ModelCopy,
+        layers: Layers | None = None,
+        head: Head | None = None,
+        probes: Probes | None = None,
+    ) -> None:
         self.model_copy: Final = model if isinstance(model, ModelCopy) else ModelCopy(model)
         self.layers: Final = layers
         self.head: Final = head
+        self.probes: Final = probes
         self.prepare: Final = self.model_copy.prepare
         self.eval_copy: Final = self.model_copy.module
         self.parameters: Final = self.model_copy.parameters
@@ -78,23 +86,28 @@ class Network:
 
     def with_layers(self, layers: Layers | None) -> Network:
         """Return a network whose gradients come by these layers, or as whole rows."""
-        return Network(self.model_copy, layers, self.head)
+        return Network(self.model_copy, layers, self.head, self.probes)
+
+    def with_probes(self, probes: Probes | None) -> Network:
+        """Return a network whose gradients are those of these combinations of a row's outputs, or of the outputs."""
+        return Network(self.model_copy, self.layers, self.head, probes)
 
     def copy(self, *, own_weights: bool = False) -> Network:
         """Return the same network around an eval copy of its own: for another thread, or with a copy of the weights."""
         copied = ModelCopy(self.eval_copy, output=self.model_copy.output, own_weights=own_weights)
         copied.accepted.update(self.model_copy.accepted)
         copied.uncertified.update(self.model_copy.uncertified)
-        return Network(copied, self.layers, self.head)
+        return Network(copied, self.layers, self.head, self.probes)
 
     @property
     def fingerprint(self) -> dict[str, str]:
         return self.model_copy.fingerprint
 
     def evaluate(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:  # (b, n_outputs)
-        """Compute the head's outputs, with the network's own parameters or others."""
+        """Compute the head's outputs, or combinations of them, with the network's own parameters or others."""
         y = self.model_copy(x, parameters).reshape(len(x), -1)
-        return y if self.head is None else self.head(y)
+        y, c = y if self.head is None else self.head(y), x.extras.get(COMBINATION)
+        return y if c is None else torch.einsum("brm,bm->br", c, y)
 
     def _fresh(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:
         return self.evaluate(x.map(torch.clone), parameters)  # a network may work on its input in place
@@ -104,28 +117,37 @@ class Network:
 
     def validate(self, x: Any) -> int:
         """Return how many outputs there are; raise unless each of the first two rows of `x` has its own."""
-        n_returned = self._accepted(Inputs.of(x)).n_returned
+        n_returned = math.prod(self.shape(x))
         if self.head is None:
             return n_returned
         return self.head(torch.zeros(1, n_returned, dtype=self.dtype, device=self.device)).shape[1]
 
+    def shape(self, x: Any) -> tuple[int, ...]:
+        """Return the shape of what the model returns for a row like these."""
+        return self._accepted(Inputs.of(x)).shape
+
+    def gradients_per_row(self, x: Any) -> int:
+        """Return how many gradients each row has: one of each output, or of each combination of them."""
+        return self.validate(x) if self.probes is None else self.probes.count
+
     def chunk_rows(self, x: Any) -> int:
         """Return how many rows of the kind of `x` are computed at once, from what a pass keeps in memory for each."""
         x = Inputs.of(x)
-        n_outputs = self.validate(x)
-        row_bytes = self._gradient_bytes * self._outputs_at_once(n_outputs) + self._accepted(x).pass_bytes
-        fewest = max(1, min(CHUNK_ROWS_AT_LEAST // n_outputs, CHUNK_BYTES_AT_MOST // row_bytes))
+        per_row = self.gradients_per_row(x)
+        row_bytes = self._gradient_bytes * self._outputs_at_once(per_row) + self._accepted(x).pass_bytes
+        row_bytes += 0 if self.probes is None else 2 * per_row * self.validate(x) * self.dtype.itemsize
+        fewest = max(1, min(CHUNK_ROWS_AT_LEAST // per_row, CHUNK_BYTES_AT_MOST // row_bytes))
         # certifying a batch takes time and memory for all weights: it should not be more than that of the rows
         weights = 0 if self.layers is None else self.n_parameters * self.dtype.itemsize
         wanted = max(CHUNK_BYTES, weights, min(4 * weights, CERTIFIED_BYTES))
         return min(max(min(wanted, CHUNK_BYTES_AT_MOST) // row_bytes, fewest), CHUNK_ROWS_AT_MOST)
 
     def groups(self, x: Any) -> Iterator[slice]:
-        """Yield the outputs, as many at a time as one row's gradients fit into memory."""
-        n_outputs = self.validate(x)
-        step = self._outputs_at_once(n_outputs)
-        for start in range(0, n_outputs, step):
-            yield slice(start, min(start + step, n_outputs))
+        """Yield the outputs, or combinations, as many at a time as one row's gradients fit into memory."""
+        per_row = self.gradients_per_row(x)
+        step = self._outputs_at_once(per_row)
+        for start in range(0, per_row, step):
+            yield slice(start, min(start + step, per_row))
 
     @property
     def _gradient_bytes(self) -> int:
@@ -152,7 +174,8 @@ class Network:
 
     def probe(self, x: Any) -> Probe:
         """Find out, on some of the rows of `x`, which layers have gradients by hooks, and count the outputs."""
-        shape = self.validate(x), self._accepted(Inputs.of(x)).n_returned
+        shape = self.shape(x)
+        sizes = self.validate(x), math.prod(shape)
         x = self.prepare(checks.distinct_rows(Inputs.of(x), PROBED_ROWS))
         with plain_autograd(self.device):
             try:
@@ -166,13 +189,14 @@ class Network:
             # that differentiates its own outputs makes leaves of these, but new ones in each call
             if y.requires_grad and checks.leaves(y) & checks.leaves(self._fresh(x, self.parameters)):
                 raise TypeError(PAST_THE_TREE)
-        if layers.rest and not self.rows_by_vmap_work(x, layers.rest):
+        few = self if sizes[0] <= EXACT_OUTPUTS else self.with_probes(Probes(2))  # all of many would take long
+        if layers.rest and not few.rows_by_vmap_work(x, layers.rest):
             layers = replace(layers, vmap=False)
-        return Probe(layers, *shape)
+        return Probe(layers, *sizes, shape)
 
     def rows_by_vmap_work(self, x: Any, names: tuple[str, ...] | None = None) -> bool:
         """Return whether torch.func gives the gradients that plain autograd does, on two rows of `x`."""
-        x, names = self.prepare(x)[:2], tuple(self.parameters) if names is None else names
+        x, names = self._combined(Inputs.of(x)[:2]), tuple(self.parameters) if names is None else names
         try:
             with hooks.no_inner_loops():
                 _, fast = self._vmapped(names, x, slice(None))
@@ -185,20 +209,31 @@ class Network:
     def gradients(self, x: Any, group: slice = slice(None)) -> tuple[Tensor, GradientBatch]:
         """Compute outputs (b, m) and their gradients: those of the first output for all rows, then of the second…
 
-        The gradients of a row that has a weight are multiplied by its square root.
+        The gradients of a row that has a weight are multiplied by its square root. Of a network with probes they are
+        those of combinations, and all outputs come with the first of them.
         """
         x = Inputs.of(x)
-        n_outputs = self.validate(x)
-        m = len(range(n_outputs)[group])
+        n_outputs, per_row = self.validate(x), self.gradients_per_row(x)
+        k = len(range(per_row)[group])
         try:
             with plain_autograd(self.device):
-                outputs, gradients = self._gradients(self.prepare(x), group, by_loop=len(x) * m <= LOOPED_ROWS)
+                outputs, gradients = self._gradients(self._combined(x), group, by_loop=len(x) * k <= LOOPED_ROWS)
         except Exception:
             self._try(x)  # explains what is wrong, if the first rows are
             raise
+        if self.probes is not None:
+            return (self.outputs(x) if range(per_row)[group].start == 0 else outputs[:, :0]), gradients
         if x.weight is None:
             return outputs, gradients
         return outputs, gradients.scaled(x.weight.expand(-1, n_outputs)[:, group].T.reshape(-1).sqrt())
+
+    def _combined(self, x: Inputs) -> Inputs:
+        """Return rows as a pass takes them, with the combinations of their outputs where there are some."""
+        x = self.prepare(x)
+        if self.probes is None:
+            return x
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return x.alone().beside(**{COMBINATION: self.probes.combinations(x, self.validate(x), like)})
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
         layers, copy, several = self.layers, self.model_copy, len(x) > 1  # of a single row nothing can be exchanged
@@ -262,10 +297,13 @@ class Network:
 
     def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
         """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters, by torch.func."""
-        b, m = len(x), len(range(self.validate(x))[group])
+        b, m, c = len(x), len(range(self.gradients_per_row(x))[group]), x.extras.get(COMBINATION)
+        rows_of = x.tensors if c is None else (*x.tensors, c)
 
         def outputs(varied: Parameters, *row: Tensor) -> tuple[Tensor, Tensor]:  # (m,) or one number, twice
-            one = replace(x, tensors=tuple(part.unsqueeze(0) for part in row))
+            tensors = tuple(part.unsqueeze(0) for part in row)
+            extras = {} if c is None else {COMBINATION: tensors[-1]}
+            one = replace(x, tensors=tensors[: len(x.tensors)], extras=extras)
             y = self.evaluate(one, self.parameters | varied)[0, group]
             return (y[0] if m == 1 else y), y
 
@@ -273,7 +311,7 @@ class Network:
         varied = {name: self.parameters[name] for name in names}
         with plain_autograd(self.device), hooks.math_attention():
             try:
-                by_name, y = vmap(each, in_dims=(None, *[0] * len(x.tensors)))(varied, *x.tensors)
+                by_name, y = vmap(each, in_dims=(None, *[0] * len(rows_of)))(varied, *rows_of)
             except Exception as error:
                 raise TypeError(f"torch.func could not compute per-row gradients of this network: {error}") from error
         rows = torch.cat([g.reshape(b, m, -1) for g in by_name.values()], dim=2).movedim(1, 0)
@@ -302,48 +340,7 @@ class Network:
                 self._try(x)  # explains what is wrong, if the first rows are
                 raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}") from error
 
-    def features(self, x: Any) -> np.ndarray:  # (b, k)
-        """Return the rows of a table as they are, and of other inputs what the last linear layer is given.
-
-        Positions of a sequence or an image are averaged. A network without linear layers, or whose last one does not
-        have the rows in its first dimension, has no features.
-        """
-        x = self.prepare(x)
-        if len(x.tensors) == 1 and x.tensors[0].ndim == 2 and x.tensors[0].is_floating_point():
-            return reduced(x.tensors[0]).numpy()
-        return np.concatenate(
-            [
-                reduced(hooks.last_given(self.eval_copy, self.outputs, part)).numpy()
-                for part in x.split(self.chunk_rows(x))
-            ]
-        )
-
     def _answer(self, x: Inputs) -> Tensor:
         with suppress(RuntimeError), torch.no_grad():
             return self.evaluate(self.prepare(x)).detach()
         return self.evaluate(self.prepare(x)).detach()  # one that differentiates its own outputs needs a graph
-
-
-def reduced(values: Tensor) -> Tensor:
-    values, k = values.cpu(), values.shape[1]
-    if k <= MAX_FEATURES:
-        return values if values.dtype == torch.float64 else values.float()
-    directions = torch.randn(k, MAX_FEATURES, generator=torch.Generator().manual_seed(k), dtype=torch.float32)
-    return values.float() @ directions / k**0.5
-
-
-def gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
-    """Compute the gradient of one number; the graph is kept."""
-    if not y.requires_grad:  # a row may go past all of them
-        return torch.cat([torch.zeros_like(w).flatten() for w in varied])
-    return torch.cat([g.flatten() for g in torch.autograd.grad(y, varied, retain_graph=True, materialize_grads=True)])
-
-
-def network_hook(outputs: tuple[int, ...]) -> Mapping[type, Callable[[Any], Any]]:
-    """Return the hook by which an `Encoder` writes a network that computes the rows of these outputs again."""
-    return {Network: lambda network: (outputs, network.layers)}
-
-
-def network_maker(make: Callable[[tuple[int, ...], Any], Network]) -> Mapping[str, Callable[[Any], Any]]:
-    """Return the hook by which a `Decoder` restores such a network: `make(outputs, layers)`."""
-    return {Network.__name__: lambda about: make(*about)}

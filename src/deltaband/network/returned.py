@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,20 @@ def _for_each_mean(variance: Tensor, mean: Tensor) -> Tensor:
         return variance.expand(mean.shape)
     shapes = f"variances of shape {tuple(variance.shape)} for means of shape {tuple(mean.shape)}"
     raise ValueError(f"the model returns {shapes}: give one for each mean, one per row, or one for all")
+
+
+def positive_variances(found: np.ndarray, n_returned: int, first: int = 0) -> np.ndarray:  # (b, 1 or m) -> (b, m)
+    """Return the variances that a model returns beside as many predictions; raise unless they are positive."""
+    if found.shape[1] not in (1, n_returned):
+        raise ValueError(
+            f"the model returns {found.shape[1]} variances and {n_returned} predictions per row: give as many, or 1"
+        )
+    bad = ~((found > 0) & np.isfinite(found)).all(axis=1)
+    if bad.any():
+        row = int(bad.argmax())
+        advice = "look at how the model makes it positive (softplus, exp), and say which form it returns: variance="
+        raise ValueError(f"the variance that the model returns is {found[row].min()} in row {first + row}; {advice}")
+    return np.broadcast_to(found, (len(found), n_returned))
 
 
 def middle_and_ends(output: Pick | None) -> tuple[Pick, Pick]:

@@ -5,7 +5,7 @@ import math
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -322,3 +322,10 @@ def _dim(layer: nn.Module, name: str, dim: int, value: Any) -> int | None:
 def real_tensors(output: Any) -> list[Tensor]:
     leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)  # the first for speed
     return [y for y in leaves if isinstance(y, Tensor) and y.is_floating_point()]
+
+
+def gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
+    """Compute the gradient of one number; the graph is kept."""
+    if not y.requires_grad:  # a row may go past all of them
+        return torch.cat([torch.zeros_like(w).flatten() for w in varied])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(y, varied, retain_graph=True, materialize_grads=True)])
