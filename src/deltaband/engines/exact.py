@@ -259,6 +259,8 @@ class Problem:
     inner_flops: float = 0.0  #: Of an inner product of two rows' gradients; 0: as many as there are factors.
     row_seconds: float = 0.0  #: Time to compute one row's gradient, as measured on the first rows.
     pair_seconds: float = 0.0  #: Time of an inner product of two rows' gradients, likewise; 0: as many operations take.
+    setup_seconds: float = 0.0  #: Time to look at the first rows and to plan: what a fit takes before them.
+    asked_rows: int = 0  #: Training rows whose own leverages a fit ends with.
     damped: bool = True  #: Whether λ is known.
     reiterable: bool = True  #: Whether the data can be read twice.
     recomputed: bool = False  #: Whether only the inputs of rows are kept, and their gradients computed again.

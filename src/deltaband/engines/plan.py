@@ -45,12 +45,14 @@ class Option:
     def seconds(self) -> float:
         """The time of a fit, roughly: gradients and inner products as fast as those of the first rows were, and other
         multiplications at the speed of a matrix product."""
-        n, cost = self.problem.n_rows or 0, self.engine.cost(self.problem)
-        gradients = n * self.problem.row_seconds * self.problem.passes
-        products, pair_seconds = 0.0, self.problem.pair_seconds
-        if pair_seconds:
-            products = cost.pairs * (pair_seconds - self.problem.product_flops / _flops_per_second())
-        return cost.flops / _flops_per_second() + products + gradients
+        problem, cost = self.problem, self.engine.cost(self.problem)
+        n = problem.n_rows or 0
+        asked = min(n, problem.asked_rows)
+        gradients = problem.row_seconds * (n * problem.passes + asked + min(n, self.engine.sample_size))
+        work = cost.flops / _flops_per_second()
+        if problem.pair_seconds:
+            work += cost.pairs * (problem.pair_seconds - problem.product_flops / _flops_per_second())
+        return problem.setup_seconds + gradients + work * (1 + asked / max(n, 1))
 
     def __str__(self) -> str:
         n, p = self.problem.n_rows, self.problem.n_parameters

@@ -58,7 +58,7 @@ def with_error(network: Network, fit: Fit, option: Option, seconds: float, noise
     most, allowed = fit.n_compared * fit.gradients_per_row, SHARE_OF_FIT * seconds
 
     def is_cheap(n: int) -> bool:
-        problem = replace(option.problem, n_rows=n, recomputed=False)
+        problem = replace(option.problem, n_rows=n, recomputed=False, setup_seconds=0.0, asked_rows=0)
         options = [Option(engine, problem) for engine in (Exact(), option.engine.resized(max(n // 2, 1)))]
         little = sum(each.engine.cost(problem).flops for each in options) <= LITTLE_WORK
         return little or sum(each.seconds for each in options) <= allowed

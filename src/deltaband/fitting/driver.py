@@ -1,6 +1,7 @@
 """The one loop of a fit, for a single process or several: look at the data, plan, start an engine, take in the rows."""
 
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -21,7 +22,7 @@ from ..network.network import Network, Probe, plain_autograd
 from ..network.probes import probes_for
 from ..network.speed import measured_speeds
 from . import accuracy, robust
-from .accumulator import FitAccumulator
+from .accumulator import LEVERAGE_ROWS, FitAccumulator
 from .checkpoint import Checkpoint
 from .fit import Fit, Outputs, checked_gradients
 from .spec import FitSpec
@@ -260,6 +261,7 @@ def _planned(
 ) -> tuple[Plan, Network, Inputs, Batches, Probe]:
     """Return the plan, the network as the fit takes it, the first rows, the data as if nothing had been read, and what
     the network shows on these rows."""
+    began = time.perf_counter()
     looked, batches = batches.peek()
     x = looked.x.alone()
     with plain_autograd(network.device):
@@ -277,11 +279,13 @@ def _planned(
         damped=spec.damping.is_known and spec.task.robust is None,  # else there will be eigenvectors
         reiterable=batches.reiterable,
         positions=layers.positions,
+        asked_rows=LEVERAGE_ROWS,
     )
     if n_rows is None or Exact().cost(problem).flops > QUICK_FLOPS:
         with plain_autograd(network.device):
             row_seconds, pair_seconds = measured_speeds(network, x)
         problem = replace(problem, row_seconds=row_seconds, pair_seconds=pair_seconds)
+    problem = replace(problem, setup_seconds=time.perf_counter() - began)
     return plan_fit(problem, spec.engine, memory, spec.time), network, x, batches, probe
 
 
