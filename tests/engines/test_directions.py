@@ -18,6 +18,7 @@ from deltaband import (
 )
 from deltaband.engines import Known, importance, magnitude
 from deltaband.engines.spectral import PowerLawTail, power_law
+from deltaband.network.gradient_batch import GradientBatch
 from tests.support.networks import batch, mlp, regression
 
 ENGINES = {
@@ -565,3 +566,15 @@ def test_a_sketch_that_holds_nothing_still_has_its_tail():
     assert len(covariance.eigenvalues) == 0
     assert covariance.added_tail.eigenvalues.sum() == pytest.approx(np.sum(J**2))
     assert (covariance.variance(batch(J)) > 0).all()
+
+
+@pytest.mark.parametrize("tail", ["none", "estimate"])
+def test_answers_about_many_rows_never_form_all_of_them(tail, monkeypatch):
+    X, y = regression(200, 4)
+    band = PredictionIntervals(mlp(4), damping=1.0, engine=RobustFrequentDirections(5, tail=tail)).fit(X, y)
+    expected = band.variance(X), band.leverage(X)
+    monkeypatch.setattr(GradientBatch, "rows", lambda self: pytest.fail("all rows at once"))
+    monkeypatch.setattr("deltaband.network.gradient_batch.CHUNK_ROWS_AT_LEAST", 7)
+    monkeypatch.setattr("deltaband.network.gradient_batch.CHUNK_BYTES", 1)
+    for ours, before in zip((band.variance(X), band.leverage(X)), expected, strict=True):
+        torch.testing.assert_close(ours, before, rtol=1e-4, atol=1e-6)

@@ -156,6 +156,23 @@ def test_a_plan_says_what_exact_would_have_cost(monkeypatch):
     assert plan_fit(WIDE, Exact(), 1e9).exact_cost == ""
 
 
+def test_the_time_of_a_fit_has_what_comes_before_and_after_its_rows():
+    def seconds(engine=Exact(), **sizes):
+        return plans.Option(engine, replace(WIDE, row_seconds=1e-2, **sizes)).seconds
+
+    assert seconds(setup_seconds=3.0) - seconds() == pytest.approx(3.0)
+    assert seconds(asked_rows=100) - seconds() > 100 * 1e-2
+    assert seconds(asked_rows=10**6) < 2.1 * seconds()  # there are no more than those of the fit
+    sampled = seconds(Nystrom(500)) - seconds(Nystrom(500, tail="none"))
+    assert sampled == pytest.approx(200 * 1e-2)  # the rows that the tail is measured on
+
+
+def test_rows_that_have_to_be_formed_take_time():
+    of_rows = plans.Option(RobustFrequentDirections(10), WIDE)
+    operations = of_rows.engine.cost(WIDE).flops / plans._flops_per_second()
+    assert of_rows.seconds > 1.5 * operations
+
+
 def test_inner_products_take_the_time_that_was_measured(monkeypatch):
     monkeypatch.setattr(plans, "_flops_per_second", lambda: 1e12)
     measured = replace(WIDE, pair_seconds=1e-5)

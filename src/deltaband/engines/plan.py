@@ -15,7 +15,7 @@ from ..storage.encoding import storable
 from .base import ENGINES, Engine
 from .exact import Exact, Problem
 from .nystrom import Nystrom
-from .projection import RandomProjection
+from .projection import FORMING_FLOPS, RandomProjection
 
 # landmarks or dimensions; more are worth their time only where p* is in the thousands
 SMALLEST_AUTO_SIZE, LARGEST_AUTO_SIZE = 32, 4096
@@ -52,6 +52,8 @@ class Option:
         work = cost.flops / _flops_per_second()
         if problem.pair_seconds:
             work += cost.pairs * (problem.pair_seconds - problem.product_flops / _flops_per_second())
+        if cost.wants_rows:  # which have to be formed
+            work += n * problem.n_parameters * FORMING_FLOPS / _flops_per_second()
         return problem.setup_seconds + gradients + work * (1 + asked / max(n, 1))
 
     def __str__(self) -> str:

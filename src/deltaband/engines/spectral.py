@@ -204,13 +204,18 @@ class SketchedCovariance(SpectralCovariance):
         return max(float(at_most) - found, 0.0 if self.added is None else found - at_least, 0.0)
 
     def projections(self, g: GradientBatch) -> np.ndarray:
-        return (g.rows().to(self.directions) @ self.directions.T).cpu().double().numpy()
+        found = [rows.to(self.directions) @ self.directions.T for rows in g.row_blocks()]  # never all rows at once
+        return torch.cat(found).cpu().double().numpy()
 
     def split(self, g: GradientBatch) -> tuple[np.ndarray, np.ndarray]:
-        rows = g.rows().to(self.directions)
-        z = rows @ self.directions.T
-        # As a norm, not as the difference of two: in float32 that would lose all that a small λ shows.
-        return z.cpu().double().numpy() ** 2, GradientBatch.of(rows - z @ self.directions).squared_norms
+        coordinates, norms = [], []
+        for rows in g.row_blocks():
+            rows = rows.to(self.directions)
+            z = rows @ self.directions.T
+            # As a norm, not as the difference of two: in float32 that would lose all that a small λ shows.
+            norms.append(GradientBatch.of(rows - z @ self.directions).squared_norms)
+            coordinates.append(z)
+        return torch.cat(coordinates).cpu().double().numpy() ** 2, np.concatenate(norms)
 
     def describe(self) -> str:
         return self.name
