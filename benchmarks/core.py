@@ -29,7 +29,8 @@ from deltaband import (
 from deltaband.engines import Engine, Known
 from deltaband.network.gradient_batch import GradientBatch
 
-from .measure import Neighbours, Report, Result, environment, gflops, limited_to, peak_memory, race
+from .measure import Neighbours, Report, Result, environment, gflops, limited_to, race
+from .memory import peak_memory
 from .workload import QUICK, WEIGHT_DECAY, Size, ThinSketch, Workload, network
 
 HERE = Path(__file__).parent

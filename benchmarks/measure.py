@@ -147,21 +147,6 @@ def environment(threads: int) -> dict[str, str]:
     return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
-def resident_memory() -> float:
-    """Megabytes of this process."""
-    return _status("VmRSS")
-
-
-def peak_memory() -> float:
-    """The most megabytes of this process so far. Linux' ru_maxrss would count what its parent held at its start."""
-    return _status("VmHWM")
-
-
-def _status(field: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
 class Neighbours:
     """How many cores' worth of other processes ran meanwhile: the noise in the timings."""
 

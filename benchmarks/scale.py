@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from deltaband import DeltabandWarning, Exact, PredictionIntervals, RandomProjection
 from deltaband.network.network import Network
 
-from .measure import Neighbours, Report, Result, environment, gflops, limited_to, peak_memory, resident_memory
+from .measure import Neighbours, Report, Result, environment, gflops, limited_to
+from .memory import peak_memory, resident_memory
 from .networks import ResNet18, SmallGPT
 from .problem import perceptron
 
