@@ -157,7 +157,9 @@ def test_a_plan_says_what_exact_would_have_cost(monkeypatch):
 
 
 def test_the_time_of_a_fit_has_what_comes_before_and_after_its_rows():
-    def seconds(engine=Exact(), **sizes):
+    exact = Exact()
+
+    def seconds(engine=exact, **sizes):
         return plans.Option(engine, replace(WIDE, row_seconds=1e-2, **sizes)).seconds
 
     assert seconds(setup_seconds=3.0) - seconds() == pytest.approx(3.0)

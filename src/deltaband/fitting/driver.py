@@ -279,7 +279,7 @@ def _planned(
         damped=spec.damping.is_known and spec.task.robust is None,  # else there will be eigenvectors
         reiterable=batches.reiterable,
         positions=layers.positions,
-        asked_rows=LEVERAGE_ROWS,
+        asked_rows=m * LEVERAGE_ROWS,
     )
     if n_rows is None or Exact().cost(problem).flops > QUICK_FLOPS:
         with plain_autograd(network.device):
