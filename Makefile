@@ -49,7 +49,8 @@ test-integration: .venv/integration
 	install="$$run env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 -qq"; \
 	$$install update && $$install install -y --no-install-recommends chromium fonts-dejavu-core
 
-test-browser: .venv/browser | /usr/bin/chromium
+# The report, and the pages of the site.
+test-browser: .venv/browser site | /usr/bin/chromium
 	$(BIN)/python -m pytest tests/browser
 
 # An archive, the wheel made from it, and an environment that holds the wheel and its core dependencies alone.
@@ -66,9 +67,14 @@ test-wheel: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-# The pages are those of docs/ and the committed results, which they show: so the source is the whole repository.
+# The pages are those of docs/, the committed results and the gallery, whose programs run: so the source is the whole
+# repository.
 docs: .venv/docs
-	rm -rf site build/doctrees
+	rm -rf site
+	$(MAKE) site
+
+site: .venv/docs
+	rm -rf build/doctrees docs/gallery
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --conf-dir docs --doctree-dir build/doctrees . site
 
 lint: $(READY)
@@ -97,4 +103,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.distributed
 
 clean:
-	rm -rf .venv .venv-laplace .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site demo-output
+	rm -rf .venv .venv-laplace .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site docs/gallery demo-output

@@ -15,10 +15,17 @@ author = "The deltaband developers"
 copyright = author
 release = metadata.version("deltaband")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
+    "docs/gallery/*.rst",  # made from examples/gallery
     "benchmarks/results/*.md",
     "experiments/results/*.md",
     "CHANGELOG.md",
@@ -49,6 +56,18 @@ nitpick_ignore_regex = [
 OTHERS = """Any Axes BaseEstimator Callable DataFrame Engine Module Optimizer ParameterChoice RegressorMixin Score Self
 Sequence Side SpectralCovariance Spectrum Tensor XY"""
 nitpick_ignore = [("py:class", name) for name in OTHERS.split()]
+
+sphinx_gallery_conf = {
+    "examples_dirs": "examples/gallery",
+    "gallery_dirs": "docs/gallery",
+    "filename_pattern": r"\.py$",  # all of them run
+    "abort_on_example_error": True,
+    "within_subsection_order": "FileNameSortKey",
+    "reset_modules": ("matplotlib",),
+    "show_signature": False,
+    "write_computation_times": False,
+    "min_reported_time": 1000,
+}
 
 html_theme = "furo"
 html_title = f"deltaband {release}"
