@@ -2,9 +2,9 @@
 A scikit-learn pipeline
 =======================
 
-How much do households spend on food? Engel's data, 235 Belgian households of 1857, are a classic: expenditure grows with
-income, and so does its spread. ``IntervalRegressor`` takes a pipeline with scaled inputs and a logarithmic target as it
-is.
+How much do households spend on food? Engel's data, 235 Belgian households of 1857, are a classic: expenditure grows
+with income, and so does its spread. ``IntervalRegressor`` takes a pipeline with scaled inputs and a logarithmic target
+as it is.
 """
 
 # %%

@@ -2,8 +2,8 @@
 One file for production
 =======================
 
-A band can be written as one program that maps inputs to mean and bounds. It runs where torch runs, without deltaband and
-without the code of the model: network, covariance and calibration are inside.
+A band can be written as one program that maps inputs to mean and bounds. It runs where torch runs, without deltaband
+and without the code of the model: network, covariance and calibration are inside.
 """
 
 # %%
