@@ -318,6 +318,24 @@ def test_a_variance_that_is_none_is_refused_by_its_row():
         band.predict(X)
 
 
+def test_no_rows_have_no_intervals():
+    for m in (1, 2):
+        targets = Y if m == 1 else torch.stack([Y, Y], dim=1)
+        band = PredictionIntervals(MeanVariance(m=m), damping=DAMPING, variance="variance")
+        band.fit(X[:40], targets[:40], progress=False)
+        for _ in ("the formula", "calibrated"):
+            found = band.predict(X[:0], [0.5, 0.9])
+            assert found.upper.shape == ((0, 2) if m == 1 else (0, m, 2))
+            assert [len(part) for part in band.predict_mean_and_scale(X[:0])] == [0, 0]
+            band.calibrate(X[40:], targets[40:])
+
+
+def test_a_function_that_picks_no_tensor_is_told_so():
+    band = PredictionIntervals(MeanVariance(), damping=DAMPING, output=lambda y: y[0], variance=lambda y: {"var": y[1]})
+    with pytest.raises(ValueError, match=r"variance= must pick one tensor .* got dict"):
+        band.fit(X, Y, progress=False)
+
+
 def test_what_does_not_fit_together_is_refused():
     model = MeanVariance()
     for options, message in (
@@ -421,6 +439,16 @@ def test_quantiles_in_a_file_answer_bit_for_bit(tmp_path):
     for level in (0.5, 0.8):
         for one, two in zip(band.predict(NEW, level), loaded.predict(NEW, level), strict=True):
             assert torch.equal(one, two)
+
+
+def test_levels_of_quantiles_may_be_in_float32():
+    exact, rounded = (
+        PredictionIntervals(Quantiles(), quantiles=levels).fit(X[:50], Y[:50], progress=False).calibrate(X[50:], Y[50:])
+        for levels in ((0.05, 0.5, 0.95), torch.tensor([0.05, 0.5, 0.95]))
+    )
+    for side, level in (("both", 0.9), ("upper", 0.95), ("lower", 0.95)):
+        bounds = exact.predict(NEW, level, side=side), rounded.predict(NEW, level, side=side)
+        torch.testing.assert_close(tuple(bounds[0]), tuple(bounds[1]), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow

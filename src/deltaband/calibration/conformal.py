@@ -202,7 +202,7 @@ class QuantileScale(ConformalScale):
         self, q: np.ndarray, levels: tuple[float, ...], side: Side = "both", place: np.ndarray | None = None
     ) -> Bounds:
         bounds, own = super().bounds(q, levels, side, place), self.own_levels[side]
-        columns = [i for i, level in enumerate(levels) if math.isclose(level, own)]
+        columns = [i for i, level in enumerate(levels) if is_own_level(level, own)]
         if columns:
 
             def largest_score(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -212,6 +212,11 @@ class QuantileScale(ConformalScale):
             for mine, found in zip(bounds, self._bounds(q, 1, side, largest_score), strict=True):
                 mine[:, columns] = found
         return bounds
+
+
+def is_own_level(level: float, own: float) -> bool:
+    """Return whether a level is the network's own, up to what float32 has rounded."""
+    return math.isclose(level, own, rel_tol=1e-6)
 
 
 @storable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..calibration import Calibration
-from ..calibration.conformal import AllOutputs, ConformalScale, EachOutput, QuantileScale
+from ..calibration.conformal import AllOutputs, ConformalScale, EachOutput, QuantileScale, is_own_level
 from ..calibration.noise import BoostedNoise
 from ..calibration.quantiles import AllRows
 from ..errors import ExportError
@@ -172,7 +171,7 @@ class Lines(nn.Module):
         excess = np.zeros_like(quantiles)
         if isinstance(conformal, QuantileScale):
             own = conformal.own_levels["both"]
-            columns = [i for i, level in enumerate(levels) if math.isclose(level, own)]
+            columns = [i for i, level in enumerate(levels) if is_own_level(level, own)]
             for c in range(len(quantiles)) if columns else ():
                 sorted_excess = np.sort(conformal.excess("both", c))
                 excess[c, columns] = conformal.rule.quantiles(sorted_excess, place, (own,))[0, 0] / conformal.unit

@@ -115,7 +115,8 @@ class FitSpec:
 
     def noise_variances(self, x: Inputs, outputs: Sequence[int], n_returned: int, first: int = 0) -> np.ndarray:
         """Return the variances (b, len(outputs)) that the network predicts, all positive; `first` is the first row."""
-        return positive_variances(self.companion(x), n_returned, first)[:, list(outputs)]
+        found = self.companion(x) if len(x) else np.ones((0, n_returned))
+        return positive_variances(found, n_returned, first)[:, list(outputs)]
 
     def weigh(self, x: Inputs, outputs: tuple[int, ...], n_returned: int, first: int = 0) -> Inputs:
         """Return training rows with the weights that gradients and residuals of some outputs have in a fit, w/σ²(x)."""

@@ -33,7 +33,7 @@ def mean_and_variance(output: Pick | None, variance: str | Pick) -> tuple[Pick, 
             raise ValueError(
                 "variance= as a function picks the variance alone: give output=, which picks the mean, too"
             )
-        return output, variance
+        return output, partial(_given_variance, variance)
     if output is not None:
         raise ValueError(f"variance={variance!r} is for models that return both; with output= give a function as well")
     what = f"a mean and a {variance.replace('_', '-')}"
@@ -42,6 +42,14 @@ def mean_and_variance(output: Pick | None, variance: str | Pick) -> tuple[Pick, 
         return _for_each_mean(VARIANCE_FORMS[variance](part(returned, 1, 2, what)), part(returned, 0, 2, what))
 
     return partial(part, index=0, of=2, what=what), noise
+
+
+def _given_variance(pick: Pick, returned: Any) -> Tensor:
+    """Return what a user's function picks, if that is a tensor."""
+    found = pick(returned)
+    if not isinstance(found, Tensor):
+        raise TypeError(f"variance= must pick one tensor from what the model returns, got {describe(found)}")
+    return found
 
 
 def _for_each_mean(variance: Tensor, mean: Tensor) -> Tensor:
