@@ -352,7 +352,7 @@ def test_what_does_not_fit_together_is_refused():
             PredictionIntervals(model, damping=1.0, **options)
     with pytest.raises(TypeError, match="variance must be"):
         PredictionIntervals(model, damping=1.0, variance=3)
-    with pytest.raises(ValueError, match="a mean and a variance"):
+    with pytest.raises(ValueError, match=r"a mean and a variance .* by two functions, output= and variance="):
         PredictionIntervals(nn.Linear(3, 1).double(), variance="variance").fit(X, Y, progress=False)
     with pytest.raises(ValueError, match="three quantiles"):
         PredictionIntervals(nn.Linear(3, 4).double(), quantiles=(0.1, 0.5, 0.9)).fit(X, Y, progress=False)

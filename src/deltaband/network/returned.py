@@ -15,7 +15,7 @@ Pick = Callable[[Any], Tensor]
 VARIANCE_FORMS: Mapping[str, Pick] = {"variance": torch.Tensor.clone, "log_variance": torch.exp, "std": torch.square}
 
 
-def part(returned: Any, index: int, of: int, what: str) -> Tensor:
+def part(returned: Any, index: int, of: int, what: str, advice: str = "") -> Tensor:
     """Return one of several parts: of a tuple, or of the columns of a tensor, which are split into as many."""
     if isinstance(returned, Tensor):
         rows = returned.reshape(returned.shape[0], -1)
@@ -23,7 +23,8 @@ def part(returned: Any, index: int, of: int, what: str) -> Tensor:
             return rows[:, index * (rows.shape[1] // of) : (index + 1) * (rows.shape[1] // of)]
     elif isinstance(returned, tuple | list) and len(returned) == of and all(isinstance(r, Tensor) for r in returned):
         return returned[index]
-    raise ValueError(f"the model must return {what} as a tuple or as columns of one tensor, got {describe(returned)}")
+    found = f"got {describe(returned)}{advice}"
+    raise ValueError(f"the model must return {what} as a tuple or as columns of one tensor, {found}")
 
 
 def mean_and_variance(output: Pick | None, variance: str | Pick) -> tuple[Pick, Pick]:
@@ -37,11 +38,12 @@ def mean_and_variance(output: Pick | None, variance: str | Pick) -> tuple[Pick, 
     if output is not None:
         raise ValueError(f"variance={variance!r} is for models that return both; with output= give a function as well")
     what = f"a mean and a {variance.replace('_', '-')}"
+    pick = partial(part, of=2, what=what, advice="; pick them by two functions, output= and variance=")
 
     def noise(returned: Any) -> Tensor:
-        return _for_each_mean(VARIANCE_FORMS[variance](part(returned, 1, 2, what)), part(returned, 0, 2, what))
+        return _for_each_mean(VARIANCE_FORMS[variance](pick(returned, 1)), pick(returned, 0))
 
-    return partial(part, index=0, of=2, what=what), noise
+    return partial(pick, index=0), noise
 
 
 def _given_variance(pick: Pick, returned: Any) -> Tensor:
@@ -83,7 +85,9 @@ def middle_and_ends(output: Pick | None) -> tuple[Pick, Pick]:
     what = "three quantiles (lower, middle, upper)"
 
     def quantile(returned: Any, index: int) -> Tensor:
-        picked = part(returned if output is None else output(returned), index, 3, what)
+        picked = part(
+            returned if output is None else output(returned), index, 3, what, "; pick them by a function, output="
+        )
         if picked[0].numel() != 1:
             raise ValueError(f"the model must return {what} per row, got {3 * picked[0].numel()} numbers")
         return picked.reshape(picked.shape[0], 1)
