@@ -79,20 +79,22 @@ def summary(cells: pd.DataFrame) -> list[str]:
     everything = _of(cells)
     lines = []
     for level in PERCENT:
-        own = ratios(everything, level, "own")
-        alone, ensemble = _against(everything, level, "q alone", 1), _against(everything, level, "ensemble", 3)
+        own, around = ratios(everything, level, "own"), log_ratios(everything, level, "own")
+        against = {other: log_ratios(everything, level, other).learnt for other in ("q alone", "ensemble")}
+        by_own = _against(around.learnt - around.ensemble, "ensemble", 3)
         lines.append(
-            f"- {level} %: the interval score with learnt noise, a geometric mean over data sets, is {alone}, and "
-            f"{ensemble}; relative to a constant width around the same centre it is {own.learnt:.3f}, that of the "
-            f"ensemble {own.ensemble:.3f}."
+            f"- {level} %: the interval score with learnt noise, a geometric mean over data sets, is "
+            f"{_against(against['q alone'], 'q alone', 1)}, and {_against(against['ensemble'], 'ensemble', 3)}. "
+            f"Relative to a constant width around the same centre it is {own.learnt:.3f}, that of the ensemble "
+            f"{own.ensemble:.3f}: by that measure it is {by_own}."
         )
-    return lines
+    return [*lines, "- Where it falls short, and why: docs/calibration.md, Where learnt noise falls short."]
 
 
-def _against(cells: pd.DataFrame, level: int, other: str, percent: int) -> str:
-    logs = log_ratios(cells, level, other).learnt.groupby("data").agg(["mean", "sem"])
+def _against(ratio: pd.Series, other: str, percent: int) -> str:  # log, by data and split
+    logs = ratio.groupby("data").agg(["mean", "sem"])
     of_data = np.exp(logs["mean"])
-    worse = [name for name in _names(cells) if of_data[name] > 1 + percent / 100]
+    worse = [name for name in data.NAMES if name in of_data and of_data[name] > 1 + percent / 100]
     named = ", ".join(f"{name} ({of_data[name]:.3f} ± {of_data[name] * logs['sem'][name]:.3f})" for name in worse)
     better = f"lower on {(of_data < 1).sum()} of {len(of_data)} and more than {percent} % higher on {named or 'none'}"
     return f"{np.exp(logs['mean'].mean()):.3f} of that of {other}, {better}"
