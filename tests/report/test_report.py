@@ -1,12 +1,18 @@
 """What a report says: the numbers, the words, and that whatever it is given it stays a page of its own."""
 
+import copy
+import datetime
 import json
 import re
 import subprocess
 import sys
+import warnings
+from html import unescape
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -21,9 +27,10 @@ from deltaband import (
     metrics,
     report,
 )
+from deltaband.data.groups import read_labels
 from deltaband.display import DARK, LIGHT, Markup, number
 from deltaband.report import _template, charts, drawn_rows
-from deltaband.report.columns import Column, group_by_value, group_by_width, mending
+from deltaband.report.columns import Breakdown, group_by_value, group_by_width, read_column
 from deltaband.report.evaluation import CURVE_LEVELS, Coverage, OutputEvaluation, chance_range, evaluate
 from tests.support.networks import mlp, regression
 
@@ -256,20 +263,68 @@ def test_a_group_that_is_covered_too_rarely_is_named(band, rows):
     assert "band.calibrate(x, y, groups=data['site'])" in page
 
 
-def test_the_call_that_mends_a_group_is_about_the_groups_of_the_page(rows):
+def days(*numbers):
+    return [None if n is None else datetime.date(2024, 1, 1) + datetime.timedelta(days=int(n)) for n in numbers]
+
+
+SOME = np.where(np.arange(240) % 4 == 0, None, np.arange(240))
+COLUMNS = {
+    "many numbers": np.random.default_rng(0).standard_normal(240),
+    "large numbers": 123_456_789 + np.arange(240),
+    "numbers, some missing": np.where(np.arange(240) % 4 == 0, np.nan, np.arange(240.0)),
+    "numbers, some missing or infinite": [*[np.nan, np.inf, 1.0] * 10, *range(210)],
+    "few numbers": np.arange(240) % 3,
+    "few numbers, some missing": [1, None, 2, 3] * 60,
+    "numbers of pandas, some missing": pd.array([*SOME[:240]], dtype="Int64"),
+    "words": ["a", "b"] * 120,
+    "words, some missing": ["a", None] * 120,
+    "truths": [True, False] * 120,
+    "dates": days(*range(240)),
+    "dates, some missing": days(*SOME),
+    "few dates": days(*np.arange(240) % 2),
+    "dates of pandas": pd.Series(pd.date_range("2024-01-01", periods=240, freq="7h")),
+    "dates of pandas, some missing": pd.Series([pd.NaT, *pd.date_range("2024-01-01", periods=239, freq="D")]),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_the_call_that_mends_a_group_runs_and_has_the_groups_of_the_page(band, rows, kind):
+    column = read_column(kind, COLUMNS[kind], 240)
+    groups = group_by_value(column)
+    called = {}
+    taken = SimpleNamespace(calibrate=lambda x, y, groups: called.update(codes=read_labels(groups, 240)))
+    call = Breakdown(kind, column, groups, f"data[{kind!r}]").call
+    exec(call, {"np": np, "band": taken, "data": {kind: COLUMNS[kind]}, "x": None, "y": None})
+    codes = [{called["codes"][row] for row in group.rows} for group in groups]
+    assert all(len(each) == 1 for each in codes), call
+    assert len(set.union(*codes)) == len(groups), call
+
+
+@pytest.mark.parametrize("of", ["width", "far"])
+@pytest.mark.parametrize("by_group", [False, True])
+def test_the_call_that_mends_widths_or_far_rows_makes_groups_that_stay_the_same(rows, of, by_group):
     X, y = rows
-    values = np.arange(240.0)
-    column, groups = Column(values), group_by_value(Column(values))
-    call = mending("hour", column, groups)
-    edges = [47.0, 95.0, 143.0, 191.0]
-    assert call == "band.calibrate(x, y, groups=np.digitize(data['hour'], [47, 95, 143, 191], right=True))"
-    codes = np.digitize(values, edges, right=True)
-    assert all((codes[group.rows] == k).all() for k, group in enumerate(groups))
-    assert mending("far from the training rows", None, []) == "band.calibrate(x, y, groups=band.predict(x).far)"
-    band = PredictionIntervals(mlp(), damping=0.1).fit(X[:100], y[:100], progress=False)
-    before = band.calibrate(X[100:200], y[100:200]).predict_mean_and_scale(X)[1]  # what the other call goes by
-    band.calibrate(X[100:200], y[100:200], groups=np.arange(100) % 2)
-    np.testing.assert_array_equal(band.predict_mean_and_scale(X)[1], before)
+    x, targets = X[NEW].clone(), y[NEW].clone()
+    x[::2] *= 4
+    given = {"groups": np.arange(240) % 2 == 1} if by_group else {}
+    band = PredictionIntervals(mlp(), damping=1.0, noise="none").fit(X[TRAIN], y[TRAIN], progress=False)
+    of_rows = {"groups": np.arange(160) % 2 == 1} if by_group else {}
+    band.calibrate(torch.cat([X[HELD]] * 4), torch.cat([y[HELD]] * 4), tune=False, **of_rows)
+    found = band.predict(x, 0.9, **given)
+    wide = found.far if of == "far" else found.width > np.quantile(found.width, 0.8)
+    targets[torch.as_tensor(wide)] += 100
+    page = report.page(band, x, targets, level=0.9, **given)
+    call = unescape(re.search("each group as often as asked: <code>(.*?)</code>", page)[1])
+    assert (".far" in call) == (of == "far")
+    names = {"np": np, "copy": copy, "band": band, "x": x, "y": targets, **given}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # half of the rows are unlike the training rows
+        exec(call, names)
+    names["labels"] = eval(call.split("groups=", 1)[1].removesuffix(")"), names)
+    again = band.predict(x, 0.9, groups=names["labels"])
+    for label in np.unique(names["labels"]):
+        rows_of_it = np.asarray(names["labels"] == label)
+        assert again.contains(targets)[rows_of_it].double().mean() >= 0.9
 
 
 def test_a_band_that_was_calibrated_by_groups_is_reported_with_them(rows):

@@ -22,11 +22,11 @@ from ..validation import describe
 from ..version import __version__
 from . import charts
 from .columns import (
+    Breakdown,
     Column,
     group_by_distance,
     group_by_value,
     group_by_width,
-    mending,
     named_items,
     read_column,
 )
@@ -81,6 +81,8 @@ def page(
         inputs, y = read(x, unpack=band.spec.batch).whole()
         x = inputs.as_given()
     evaluation = evaluate(band, x, y, level, outputs, given)
+    told = [f", {name}={each!r}" if isinstance(each, str) else f", {name}={name}" for name, each in given.items()]
+    now = f"old.predict(x, {evaluation.outputs[0].coverage.level!r}{''.join(told)})"
     given, added = named_items(columns, "columns"), named_items(settings, "settings")
     if names is not None:
         inputs = Inputs.of(x)
@@ -99,7 +101,11 @@ def page(
         columns=shown,
         detailed=detailed,
         n_infinite=sum(int(np.isinf(output.width).sum()) for output in evaluation.outputs),
-        sections=[_section(output, shown, n_drawn) for output in detailed],
+        sections=[
+            _section(output, shown, n_drawn, now, "" if len(evaluation.outputs) == 1 else f"[:, {o}]")
+            for o, output in enumerate(evaluation.outputs)
+            if output in detailed
+        ],
         spectrum=partial(_spectrum, band),
         monitor=monitor,
         settings=[*band.summary_lines(), *((name, str(text)) for name, text in added.items())],
@@ -157,18 +163,23 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _section(output: OutputEvaluation, columns: Mapping[str, Column], n_drawn: int) -> dict[str, Any]:
-    groups = [("width", group_by_width(output.width))]
-    if far := group_by_distance(output.intervals.far):
-        groups.append(("far from the training rows", far))
-    owners: list[Column | None] = [None] * len(groups) + [*columns.values()]  # a column may be called width, too
-    groups += [(name, group_by_value(column)) for name, column in columns.items()]
+def _section(
+    output: OutputEvaluation, columns: Mapping[str, Column], n_drawn: int, now: str, of_output: str
+) -> dict[str, Any]:
+    """Return what the page says about an output; `now` is the call for its intervals, `of_output` picks its part."""
+    by_width = group_by_width(output.width)
+    breakdowns = [Breakdown("width", Column(output.width), by_width, f"{now}.width{of_output}", of_band=True)]
+    if output.intervals.far.any():
+        far = Column(output.intervals.far.astype(np.float64))
+        by_distance = group_by_distance(output.intervals.far)
+        breakdowns.append(Breakdown("far from the training rows", far, by_distance, f"{now}.far", of_band=True))
+    breakdowns += [Breakdown(name, each, group_by_value(each), f"data[{name!r}]") for name, each in columns.items()]
     undercovered = sorted(
-        (output.coverage_of(group.rows, 1).share, f"{name} {group.name}", mending(name, column, of_column))
-        for column, (name, of_column) in zip(owners, groups, strict=True)
-        if output.has_own_level and len(of_column) > 1
-        for group in of_column
-        if output.is_undercovered(group.rows, len(of_column))
+        (output.coverage_of(group.rows, 1).share, f"{each.name} {group.name}", i)
+        for i, each in enumerate(breakdowns)
+        if output.has_own_level and len(each.groups) > 1
+        for group in each.groups
+        if output.is_undercovered(group.rows, len(each.groups))
     )
     units = partial(fixed, decimals=decimals(output.width))
     drawn = drawn_rows(output, n_drawn)
@@ -182,7 +193,8 @@ def _section(output: OutputEvaluation, columns: Mapping[str, Column], n_drawn: i
         "drawn": drawn,
         "units": units,
         "undercovered": undercovered,
-        "groups": groups,
+        "mending": breakdowns[undercovered[0][2]].call if undercovered else "",
+        "breakdowns": breakdowns,
         "widest": np.argsort(-output.width, kind="stable")[:N_WIDEST_ROWS],
         "tips": {"names": ["prediction", "interval", "target", *in_tips], "rows": tips},  # for the script
     }

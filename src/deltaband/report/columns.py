@@ -1,9 +1,10 @@
 """Columns of values beside the rows of a report, and groups of rows by them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
+from itertools import pairwise
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from ..validation import describe
 MISSING = "missing"
 MAX_SINGLE_NUMBERS = 8  # a column with at most so many different numbers has a group for each
 MAX_CATEGORIES = 10  # of more categories the rarest share the last group
+LAST_DATE = "9999-12-31"
 N_QUANTILE_GROUPS = 5  # for a column of many different numbers
 
 
@@ -44,6 +46,45 @@ class Column:
 class Group(NamedTuple):
     name: str
     rows: np.ndarray  # (k,) indices
+
+
+class Breakdown(NamedTuple):
+    """Rows in groups by a column."""
+
+    name: str
+    column: Column
+    groups: list[Group]
+    values: str  # an expression for the column
+    of_band: bool = False  # whether that asks the band, which should be the same later on
+
+    @property
+    def call(self) -> str:
+        """The call that calibrates so that each of these groups is covered as often as asked."""
+        return f"{'old = copy.copy(band); ' if self.of_band else ''}band.calibrate(x, y, groups={self._labels})"
+
+    @property
+    def _labels(self) -> str:
+        column, values = self.column, self.values
+        missing = any(value is None or value != value for value in column.values)
+        if column.kind == "text":
+            return f"[str(each) for each in {values}]" if missing else values
+        if column.kind == "number" and not missing and len(np.unique(column.values)) <= MAX_SINGLE_NUMBERS:
+            return values
+        edges = ", ".join(_edge(column, *pair) for pair in pairwise(column.values[group.rows] for group in self.groups))
+        if column.kind == "date":
+            return f"np.searchsorted(np.array([{edges}], 'datetime64[s]'), np.asarray({values}, 'datetime64[s]'))"
+        return f"np.searchsorted([{edges}], np.asarray({values}{', float' if missing else ''}))"
+
+
+def _edge(column: Column, of_group: np.ndarray, of_next: np.ndarray) -> str:
+    """Return a number from the last value of a group to below the first of the next, which may be infinite or NaN."""
+    last, first = float(of_group.max()), float(of_next.min())
+    if column.kind == "date":
+        return repr(column.format(last) if np.isfinite(first) else LAST_DATE)
+    if not np.isfinite(first):
+        return "np.inf" if np.isnan(first) else "np.finfo(float).max"
+    shorter = (f"{last:.{digits}g}" for digits in range(3, 17))
+    return next((text for text in shorter if last <= float(text) < first), f"{last:.17g}")
 
 
 def named_items(given: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
@@ -127,21 +168,6 @@ def group_by_width(width: np.ndarray) -> list[Group]:
 def group_by_distance(far: np.ndarray) -> list[Group]:
     """Group rows by whether they are far from the training rows."""
     return [Group("no", np.flatnonzero(~far)), Group("yes", np.flatnonzero(far))] if far.any() else []
-
-
-def mending(name: str, column: Column | None, groups: Sequence[Group]) -> str:
-    """Return the call that calibrates so that each of these groups is covered as often as asked."""
-    if column is None:
-        by = (
-            "band.predict(x).far" if name.startswith("far") else "np.digitize(band.predict_mean_and_scale(x)[1], edges)"
-        )
-    elif column.kind == "number" and len(np.unique(column.values[np.isfinite(column.values)])) > MAX_SINGLE_NUMBERS:
-        ends = [float(np.max(column.values[group.rows])) for group in groups]
-        edges = ", ".join(f"{end:.6g}" for end in ends[:-1] if np.isfinite(end))
-        by = f"np.digitize(data[{name!r}], [{edges}], right=True)"
-    else:
-        by = f"data[{name!r}]"
-    return f"band.calibrate(x, y, groups={by})"
 
 
 def _group_categories(column: Column) -> list[Group]:
