@@ -19,6 +19,7 @@ from .fitting.tasks import Regression
 from .metrics import SLAB_ROWS_AT_LEAST, Scores, evaluate
 from .network.features import features as features_of
 from .results import Intervals, Side, check_kind_and_side, concatenated, interval_arrays, like, parse_levels
+from .validation import check_choice
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -69,6 +70,7 @@ class Predictor(Estimator):
         """
         levels = parse_levels(level)
         check_kind_and_side(kind, side)
+        check_choice(unknown, "unknown", ("error", "pool"))
         method, units = self._method(kind), self._task.units
         fits = method.fits if isinstance(method, Formula) else self.fits_
         X = self.spec.known_inputs(fits, x)

@@ -17,6 +17,7 @@ from deltaband import DeltabandWarning, PredictionIntervals
 from deltaband.calibration import AllOutputs, ConformalScale, Scales, rows_needed
 from deltaband.calibration.groups import UNKNOWN, ByGroup
 from deltaband.calibration.overlap import Overlapping
+from deltaband.calibration.quantiles import conformal_quantiles
 from tests.support.networks import mlp, regression
 
 EIGENVALUES = 10.0 ** np.linspace(2, -4, 30)
@@ -280,6 +281,22 @@ def test_groups_too_small_for_a_higher_level_are_named_when_rows_of_them_are_pre
     band.predict(new[:2], 0.99, groups=["day"] * 2)
 
 
+def test_what_small_groups_share_is_computed_once_however_many_they_are(monkeypatch):
+    """With one label per row a calibration would otherwise never come to an end."""
+    counted = []
+
+    def quantiles(scores, levels):
+        counted.append(len(scores))
+        return conformal_quantiles(scores, levels)
+
+    monkeypatch.setattr("deltaband.calibration.groups.conformal_quantiles", quantiles)
+    rule, scores = ByGroup.of(range(400)), np.random.default_rng(0).standard_normal(400)
+    found = rule.quantiles(rule.arrange(scores), np.arange(400)[:, None], (0.8, 0.9))
+    expected = np.maximum(conformal_quantiles(np.sort(scores), (0.8, 0.9)), scores[:, None])
+    np.testing.assert_array_equal(found, expected)
+    assert counted == [400, 400]
+
+
 def test_small_groups_share_the_quantile_of_all_small_groups():
     rule = ByGroup.of(["big"] * 40 + ["a"] * 8 + ["b"] * 6 + ["c"] * 9)
     scores = np.concatenate([np.arange(40.0), 100 + np.arange(23.0)])
@@ -411,10 +428,14 @@ def test_groups_in_one_call_and_not_in_the_other_are_refused():
     band.calibrate(X, y, groups=pd.get_dummies(groups))
     with pytest.raises(ValueError, match="a column for each of 3 groups, got 2"):
         band.predict(new, groups=np.ones((80, 2)))
-    with pytest.raises(ValueError, match="must have the columns day, holiday, night, got"):
+    with pytest.raises(ValueError, match="must have the columns day, holiday, night in this order, got"):
         band.predict(new, groups=pd.get_dummies(new_groups).rename(columns={"day": "evening"}))
     with pytest.raises(ValueError, match="by groups: give predict"):
         band.predict(new)
+    with pytest.raises(ValueError, match="unknown='pool' is for a calibration by groups of which each row has one"):
+        band.predict(new, groups=pd.get_dummies(new_groups), unknown="pool")
+    with pytest.raises(ValueError, match="unknown must be 'error' or 'pool', got 'ignore'"):
+        band.predict(new, groups=pd.get_dummies(new_groups), unknown="ignore")
 
 
 def test_groups_go_with_arrays():

@@ -220,7 +220,8 @@ def test_weights_that_are_no_ratios_are_refused(weights, message):
         ({"x": torch.ones(50, 3)}, "rows like the calibration rows"),
         (torch.ones(5, 3), "5 target rows and 400 calibration rows are too few"),
         (torch.full((50, 3), torch.nan), "target rows hold NaN in row 0"),
-        ("all", "must be a tensor or a NumPy array"),
+        ("all", "target must be inputs as `predict` takes them: inputs must be a tensor or a NumPy array, got str"),
+        ([[1.0, 2.0]], "target must be inputs"),
     ],
 )
 def test_target_rows_of_another_kind_are_refused(target, message):

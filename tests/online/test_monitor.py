@@ -1,7 +1,9 @@
 """`band.monitor`: alarms with a reason and without one, rows with targets and without."""
 
+import copy
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -139,6 +141,38 @@ def test_rows_in_parts_are_the_same_rows(band):
     assert parts.to_dict() == whole.to_dict()
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_alarms_come_in_the_order_of_the_rows_however_these_are_batched(missing):
+    """And say whether errors were larger or smaller at that time, whatever came later."""
+    band, (x, y) = fitted(2), rows(300, 1)
+    band.calibrate(x, np.stack([y, y + 0.1 * RNG.standard_normal(300)], axis=1))
+    x, y = rows(600, 2, noise=0.5)
+    y[60:] = rows(600, 2, noise=0.02)[1][60:]  # errors that are larger, and then smaller
+    y = np.stack([y, y + np.where(np.arange(600) < 300, 0.1, 1.0) * RNG.standard_normal(600)], axis=1)
+    x[400:] *= 3
+    if missing:
+        y[::5, 0] = np.nan
+    whole, parts = band.monitor(0.9, window=50), band.monitor(0.9, window=50)
+    whole.update(x, y)
+    for start in range(600):
+        parts.update(x[start : start + 1], y[start : start + 1])
+    assert {alarm.kind for alarm in whole.alarms} == {"exchangeability", "leverage", "coverage"}
+    assert "errors are larger" in next(a.message for a in whole.alarms if (a.kind, a.output) == ("exchangeability", 0))
+    assert whole.alarms[-1].kind == "leverage"
+    assert whole.alarms == parts.alarms
+    assert whole.summary() == parts.summary()
+
+
+def test_every_line_of_a_summary_has_its_name_and_then_a_space():
+    band, (x, y) = fitted(12), rows(300, 1)
+    y = np.stack([y] * 12, axis=1)
+    monitor = band.calibrate(x, y).monitor(0.9)
+    monitor.update(x, y)
+    assert re.search("  coverage of output 11  [0-9]", monitor.summary())
+    assert "  errors of output 0     martingale" in monitor.summary()
+    assert "  leverage               martingale" in monitor.summary()
+
+
 def test_the_same_row_alone_and_among_others_is_no_change():
     """Leverages and errors of equal rows may differ by roundings, which must not look like a trend."""
     x = np.repeat([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], 60, axis=0).astype(np.float32)
@@ -269,8 +303,10 @@ def test_wrong_arguments_are_refused(band, arguments, message):
 def test_a_calibration_by_groups_is_for_online_intervals_but_not_for_a_monitor():
     x, y = rows(300, 1)
     band = fitted().calibrate(x, y, groups=np.arange(300) % 2)
-    with pytest.raises(ValueError, match="calibrate without groups=, target= and weights= for a monitor"):
+    with pytest.raises(ValueError, match="calibrate another band for a monitor, without groups=, target= and weights="):
         band.monitor()
+    assert copy.copy(band).calibrate(x, y).monitor().update(*rows(100, 2)) == []
+    assert band.calibration_.is_by_group  # still
     found = band.online(0.9).replay(*rows(100, 2))
     assert found.contains(rows(100, 2)[1]).mean() == pytest.approx(0.9, abs=0.07)
 

@@ -147,6 +147,8 @@ class Calibration:
 
     def placed(self, rows: KnownRows, given: Given) -> KnownRows:
         """Return rows with what their quantile depends on, if it was given with them."""
+        if given.unknown == "pool" and not isinstance(self.rule, ByGroup):
+            raise ValueError("unknown='pool' is for a calibration by groups of which each row has one: leave it out")
         place = self.rule.places(len(rows.unit), given)
         return rows if place is None else rows._replace(place=place)
 

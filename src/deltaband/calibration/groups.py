@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar, Self
 
 import numpy as np
 
 from ..data.groups import Label, read_labels
 from ..storage.encoding import storable
-from ..validation import check_choice
 from .quantiles import DEFAULT_LEVEL, FromGiven, Given, conformal_quantiles, rows_needed
 
 UNKNOWN = -1  # the code of a group without calibration rows
@@ -94,7 +94,6 @@ class ByGroup(FromGiven):
         return ", ".join(named) + (f" and {len(groups) - MAX_NAMED:,} more" if len(groups) > MAX_NAMED else "")
 
     def places(self, n_rows: int, given: Given) -> np.ndarray:  # (rows, 1)
-        check_choice(given.unknown, "unknown", ("error", "pool"))
         given.refuse("weights", "the calibration is by groups, not by weights: leave out weights=")
         if given.groups is None:
             raise ValueError("the calibration is by groups: give predict(..., groups=) the group of each row as well")
@@ -112,20 +111,30 @@ class ByGroup(FromGiven):
     def arrange(self, scores: np.ndarray) -> list[np.ndarray]:
         """Return the sorted scores of each group."""
         ordered = scores[np.lexsort((scores, self.code))]
-        return np.split(ordered, np.cumsum(self.counts)[:-1])
+        ends = np.append(0, np.cumsum(self.counts))
+        return [ordered[start:end] for start, end in pairwise(ends.tolist())]  # np.split takes ten times as long
 
     def quantiles(self, arranged: list[np.ndarray], place: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:
         codes, which = np.unique(place[:, 0], return_inverse=True)
-        by_code = [[self._quantile(arranged, int(code), level) for level in levels] for code in codes]
-        return np.array(by_code).reshape(len(codes), len(levels))[which]
+        return np.column_stack([self._quantiles(arranged, codes, level) for level in levels])[which]
 
-    def _quantile(self, arranged: list[np.ndarray], code: int, level: float) -> float:
-        own = np.zeros(0) if code == UNKNOWN else arranged[code]
-        if len(own) >= rows_needed(level):
-            return float(conformal_quantiles(own, (level,))[0])
-        groups = range(len(arranged)) if code == UNKNOWN else self.pool(level)
-        pooled = np.sort(np.concatenate([arranged[each] for each in groups]))
-        return float(max(conformal_quantiles(pooled, (level,))[0], own.max(initial=-np.inf)))
+    def _quantiles(self, arranged: list[np.ndarray], codes: np.ndarray, level: float) -> np.ndarray:
+        """Return the quantile of each of these groups."""
+
+        def of(*groups: np.ndarray) -> float:
+            return float(conformal_quantiles(np.sort(np.concatenate(groups)), (level,))[0])
+
+        needed, unknown = rows_needed(level), codes == UNKNOWN
+        small = ~unknown & (self.counts[codes] < needed)
+        found = np.empty(len(codes))
+        if unknown.any():
+            found[unknown] = of(*arranged)
+        if small.any():
+            shared = of(*(arranged[code] for code in self.pool(level)))
+            found[small] = [arranged[code].max(initial=shared) for code in codes[small]]
+        large = ~(unknown | small)
+        found[large] = [conformal_quantiles(arranged[code], (level,))[0] for code in codes[large]]
+        return found
 
     def take(self, rows: np.ndarray) -> Self:
         return replace(self, code=self.code[rows])

@@ -82,7 +82,8 @@ class Overlapping(FromGiven):
             expected = self.indicators.shape[1] - 1
             raise ValueError(f"groups must have a column for each of {expected} groups, got {found.shape[1] - 1}")
         if names is not None and self.names is not None and names != self.names:
-            raise ValueError(f"groups must have the columns {', '.join(self.names)}, got {', '.join(names)}")
+            expected, got = (", ".join(each) for each in (self.names, names))
+            raise ValueError(f"groups must have the columns {expected} in this order, got {got}")
         return found
 
     def own_places(self, n_rows: int) -> None:

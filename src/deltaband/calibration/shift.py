@@ -225,7 +225,10 @@ def _columns_of(spec: FitSpec, fits: Sequence[Fit], x: Inputs) -> np.ndarray:
 
 
 def _read_target(spec: FitSpec, target: Any, x: Inputs) -> Inputs:
-    rows = spec.inputs(target)
+    try:
+        rows = spec.inputs(target)
+    except TypeError as error:
+        raise TypeError(f"target must be inputs as `predict` takes them: {error}") from None
     formats = [(each.names, [part.shape[1:] for part in each.tensors]) for each in (rows, x)]
     if formats[0] != formats[1]:
         raise ValueError(f"target must have rows like the calibration rows: {x}; it has {rows}")

@@ -61,6 +61,7 @@ class ConformalMartingale:
     generator: dict[str, Any]  # its state
     log_joined: float = -math.inf  # the money that has joined the bets
     path: np.ndarray = field(default_factory=lambda: np.zeros(0))  # log money after each row
+    leanings: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the bet that most of it lies on then
 
     @classmethod
     def start(cls, scores: np.ndarray, bets: tuple[float, ...], seed: tuple[int, int]) -> Self:
@@ -72,6 +73,7 @@ class ConformalMartingale:
         """Take in the scores of rows, one after another, and return the log money after each."""
         past, rng = self.scores.tolist(), np.random.default_rng()
         path: list[float] = []
+        leanings: list[float] = []
         rng.bit_generator.state = self.generator
         for score in rounded(scores).tolist():
             larger = len(past) - bisect.bisect_right(past, score)
@@ -80,9 +82,10 @@ class ConformalMartingale:
             after = self.jumper.update((larger + rng.random() * (equal + 1)) / (len(past) + 1))
             self.log_joined = _log_sum(self.log_joined, -math.log(t * (t + 1))) + after - before
             path.append(_log_sum(after, _log_sum(self.log_joined, -math.log(t + 1))) - math.log(2))
+            leanings.append(self.jumper.leaning)
             bisect.insort(past, score)
         self.scores, self.generator = np.array(past), dict(rng.bit_generator.state)
-        self.path = np.append(self.path, path)
+        self.path, self.leanings = np.append(self.path, path), np.append(self.leanings, leanings)
         return np.array(path)
 
 

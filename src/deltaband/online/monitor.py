@@ -1,9 +1,10 @@
 """`Monitor`: a watch on new rows, which raises an alarm when they are no longer like the calibration rows."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,53 +12,16 @@ import torch
 from ..calibration import AllOutputs, AllRows, rows_needed
 from ..display import element, number, percent
 from ..results import level_name, parse_levels
-from ..storage.encoding import storable
 from ..validation import check_int, check_positive
 from . import files
+from .alarm import ADVICE, Alarm
 from .coverage import RollingCoverage
 from .martingale import ONE_SIDED, TWO_SIDED, ConformalMartingale
 from .scale import Band, DeltaScale, ScaledRows
 from .series import AwaitedTargets
 
 LEAST_FALSE_ALARMS = 1e-300  # its reciprocal, which a martingale has to reach, must be finite
-ADVICE = {
-    "exchangeability": "calibrate on recent rows, band.calibrate(x, y); if they go on changing use band.online(), and "
-    "train again if errors have grown",
-    "leverage": "intervals rest on little there: look at the rows of the largest band.leverage(x), get targets for "
-    "such rows, and train and fit with them; until then band.calibrate(x, y, target=new_inputs) counts rows like them",
-    "coverage": "calibrate on recent rows, band.calibrate(x, y), or use band.online(), which keeps the coverage in the "
-    "long run",
-}
-
-
-@storable
-@dataclass(frozen=True)
-class Alarm:
-    """What a monitor has found, and what to do about it.
-
-    Attributes:
-        kind: "exchangeability" of errors, "leverage" of inputs, or "coverage".
-        after: After how many rows (leverage) or targets it was raised.
-        output: The number of the output; None where it is about all.
-        statistic: The martingale, or the share of targets that were covered.
-        limit: What the martingale has reached, or the level.
-        false_alarms: The probability that an alarm of this kind is ever raised without a reason.
-        message: What was found.
-        advice: What to do.
-    """
-
-    kind: Literal["exchangeability", "leverage", "coverage"]
-    after: int
-    output: int | None
-    statistic: float
-    limit: float
-    false_alarms: float
-    message: str
-    advice: str
-
-    def __str__(self) -> str:
-        of = "" if self.output is None else f", output {self.output}"
-        return f"{self.kind}{of}: {self.message}; {self.advice}"
+Found = tuple[int, Alarm]  # the row of a call that raises it
 
 
 class Monitor:
@@ -90,7 +54,7 @@ class Monitor:
             raise ValueError(f"false_alarms must be {expected}, got {false_alarms!r}")
         self.window, self.seed = check_int(window, "window"), check_int(seed, "seed", 0)
         if not isinstance(scale.calibration.rule, AllRows):
-            advice = "calibrate without groups=, target= and weights= for a monitor"
+            advice = "calibrate another band for a monitor, without groups=, target= and weights="
             raise ValueError(f"new rows are compared with all calibration rows, which here count differently: {advice}")
         n = scale.calibration.conformal.n_rows
         if n < rows_needed(self.level):
@@ -122,14 +86,15 @@ class Monitor:
         judged = None if targets is None else self._judged(rows, targets)  # what may fail comes first
         missing = np.ones((len(X), len(self._errors)), dtype=bool) if judged is None else ~judged[0]
         self._awaited.expect(self._scale.hashes(X), missing)
-        before, n_before = len(self.alarms), len(self._leverage.path)
+        n_before, found = len(self._leverage.path), list[Found]()
         if rows.known.leverage is not None:
             path = self._leverage.update(_distance(self._scale, rows.known.leverage))
             message = "inputs are farther from the training rows than those of the calibration rows were"
-            self._raise_at_limit("leverage", None, path, n_before, self.leverage_limit, message)
+            for i in _first(path, self.leverage_limit):
+                found.append((i, self._reached("leverage", n_before + i, None, path[i], self.leverage_limit, message)))
         if judged is not None:
-            self._take_targets(*judged)
-        return self.alarms[before:]
+            found += self._take_targets(*judged)
+        return self._raised(found)
 
     def observe(self, x: Any, y: Any) -> list[Alarm]:
         """Take in the targets of rows that `update` was given without them, in any order.
@@ -146,11 +111,9 @@ class Monitor:
                 in.
         """
         X = self._scale.inputs(x)
-        targets, before = self._scale.targets(y, len(X)), len(self.alarms)
-        judged = self._judged(self._scale.rows(X), targets)
+        judged = self._judged(self._scale.rows(X), self._scale.targets(y, len(X)))
         self._awaited.take(self._scale.hashes(X), judged[0])
-        self._take_targets(*judged)
-        return self.alarms[before:]
+        return self._raised(self._take_targets(*judged))
 
     @property
     def n_rows(self) -> int:
@@ -208,16 +171,18 @@ class Monitor:
             f"Monitor of {_count(found['rows'], 'row')}: {_count(len(self.alarms), 'alarm')} (probability {chance})"
         ]
         lines += [f"  ALARM {alarm}" for alarm in self.alarms]
+        named = []
         martingales = [(f"errors{_of(each)}", each) for each in found["errors"]] + [("leverage", found["leverage"])]
         for name, each in martingales:
             text = f"martingale {number(each['martingale'])}, at most {number(each['largest'])} so far"
-            lines.append(f"  {name:<20}{text}; alarm at {number(each['limit'])} ({_count(each['n'], 'row')})")
+            named.append((name, f"{text}; alarm at {number(each['limit'])} ({_count(each['n'], 'row')})"))
         for each in found["coverage"]:
             if each["targets"]:
                 bounds = f"{percent(each['low'])} to {percent(each['high'])} with 95 % confidence"
                 text = f"{percent(each['share'])} of the last {_count(each['targets'], 'target')}, {bounds}"
-                lines.append(f"  {'coverage' + _of(each):<20}{text}; {level_name(self.level)} % asked for")
-        return "\n".join(lines)
+                named.append((f"coverage{_of(each)}", f"{text}; {level_name(self.level)} % asked for"))
+        width = max(20, *(len(name) + 2 for name, _ in named))
+        return "\n".join(lines + [f"  {name:<{width}}{text}" for name, text in named])
 
     __repr__ = summary
 
@@ -261,35 +226,42 @@ class Monitor:
         known = known.all(axis=1, keepdims=True) if self._scale.joint else known
         return known, _errors(self._scale, rows, y), _covered(self._scale, rows, y, self.level)
 
-    def _take_targets(self, known: np.ndarray, scores: np.ndarray, covered: np.ndarray) -> None:
-        m = len(self._errors)
+    def _take_targets(self, known: np.ndarray, scores: np.ndarray, covered: np.ndarray) -> list[Found]:
+        m, found = len(self._errors), list[Found]()
         for s in range(m):
-            output, which, n = None if m == 1 else s, known[:, s], self._coverage[s].n
+            output, which, n = None if m == 1 else s, np.flatnonzero(known[:, s]), self._coverage[s].n
             path = self._errors[s].update(scores[which, s])
-            grown = self._errors[s].jumper.leaning < 0
-            message = f"errors are {'larger' if grown else 'smaller'} than those of the calibration rows were"
-            self._raise_at_limit("exchangeability", output, path, n, self.error_limit, message)
+            for i in _first(path, self.error_limit):
+                grown = self._errors[s].leanings[n + i] < 0
+                message = f"errors are {'larger' if grown else 'smaller'} than those of the calibration rows were"
+                alarm = self._reached("exchangeability", n + i, output, path[i], self.error_limit, message)
+                found.append((int(which[i]), alarm))
             for after, block in self._coverage[s].update(covered[which, s], self.false_alarms / m):
                 low, high = block.bounds
-                found = f"{percent(block.share)} of {block.n:,} targets lie in their intervals ({percent(low)} to "
-                message = f"{found}{percent(high)} with 95 % confidence), {level_name(self.level)} % asked for"
-                self._raise("coverage", after, output, block.share, self.level, message)
+                inside = f"{percent(block.share)} of {block.n:,} targets lie in their intervals ({percent(low)} to "
+                message = f"{inside}{percent(high)} with 95 % confidence), {level_name(self.level)} % asked for"
+                alarm = self._alarm("coverage", after, output, block.share, self.level, message)
+                found.append((int(which[after - n - 1]), alarm))
+        return found
 
-    def _raise_at_limit(
-        self, kind: Any, output: int | None, path: np.ndarray, n: int, limit: float, message: str
-    ) -> None:
-        """Raise an alarm if a martingale has reached its limit in the rows after the first n."""
-        reached = np.flatnonzero(path >= math.log(limit))
-        if len(reached):
-            money = math.exp(min(float(path[reached[0]]), 700.0))
-            text = f"{message} (martingale {number(money)} ≥ {number(limit)})"
-            self._raise(kind, n + int(reached[0]) + 1, output, money, limit, text)
+    def _reached(
+        self, kind: Any, before: int, output: int | None, log_money: float, limit: float, message: str
+    ) -> Alarm:
+        money = math.exp(min(log_money, 700.0))
+        text = f"{message} (martingale {number(money)} ≥ {number(limit)})"
+        return self._alarm(kind, before + 1, output, money, limit, text)
 
-    def _raise(self, kind: Any, after: int, output: int | None, statistic: float, limit: float, message: str) -> None:
-        if not any((alarm.kind, alarm.output) == (kind, output) for alarm in self.alarms):
-            where = f"after {after:,} {'rows' if kind == 'leverage' else 'targets'}"
-            text = f"{where}: {message}"
-            self.alarms.append(Alarm(kind, after, output, statistic, limit, self.false_alarms, text, ADVICE[kind]))
+    def _alarm(self, kind: Any, after: int, output: int | None, statistic: float, limit: float, message: str) -> Alarm:
+        text = f"after {after:,} {'rows' if kind == 'leverage' else 'targets'}: {message}"
+        return Alarm(kind, after, output, statistic, limit, self.false_alarms, text, ADVICE[kind])
+
+    def _raised(self, found: list[Found]) -> list[Alarm]:
+        """Keep alarms of a kind that were not raised before, in the order of the rows that they were raised by."""
+        n_before = len(self.alarms)
+        for _, alarm in sorted(found, key=itemgetter(0)):
+            if not any((each.kind, each.output) == (alarm.kind, alarm.output) for each in self.alarms):
+                self.alarms.append(alarm)
+        return self.alarms[n_before:]
 
 
 def _errors_of_calibration_rows(scale: DeltaScale) -> list[np.ndarray]:
@@ -324,6 +296,11 @@ def _distance(scale: DeltaScale, leverages: np.ndarray) -> np.ndarray:  # (n, m)
     """Return how far rows are from the training rows: their leverage, over that of a row that is far."""
     far = scale.calibration.far
     return np.max(leverages / np.where(far > 0, far, 1.0) if len(far) else leverages, axis=1, initial=0.0)
+
+
+def _first(path: np.ndarray, limit: float) -> list[int]:
+    """Return where log money reaches a limit for the first time, if it does."""
+    return np.flatnonzero(path >= math.log(limit))[:1].tolist()
 
 
 def _state(martingale: ConformalMartingale, limit: float) -> dict[str, Any]:
