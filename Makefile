@@ -14,8 +14,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY)
-	$(BIN)/python -m examples.demo
+# In an environment that is there, or in one with what it needs.
+.venv/demo: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltaband needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cli,plots]'
+	touch $@
+
+demo: .venv/demo
+	$(BIN)/deltaband demo
 
 # Two processes, each with whole files, which share costly fixtures.
 test: $(READY)

@@ -38,6 +38,7 @@ LAZY: dict[tuple[str, str], str] = {
     ("calibration.shift", "sklearn"): SLOW,
     ("classification", "scipy"): SLOW,
     ("cli", ".cli.app"): "needs typer; without it `deltaband` says which extra to install",
+    ("cli.demo", ".cli.tour"): "draws with matplotlib, an extra",
     ("cli.weights", "safetensors"): ONE_FEATURE,
     ("cli.predict", ".report"): "only `deltaband report` needs it; the other commands start faster without",
     ("data.batches", "tqdm"): PROGRESS,

@@ -215,7 +215,7 @@ def test_predict_does_not_hold_a_large_file_in_memory(folder):
     def peak(data):
         arguments = ["predict", "y.band", *USE, "--data", data, "--out", "large_out.csv", "--force"]
         code, _, err = run(*arguments, folder=folder, python=[sys.executable, "-P", "-c", MEASURED])
-        assert code == 0
+        assert code == 0, err
         return int(err.splitlines()[-1]) / 1024  # MB
 
     text = "x" * 20_000

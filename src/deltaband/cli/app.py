@@ -8,6 +8,7 @@ import typer
 
 from ..errors import DeltabandWarning
 from ..version import __version__
+from .demo import demo
 from .export import export
 from .fit import fit, plan
 from .monitor import monitor
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (plan, fit, predict, evaluate, monitor, export, inspect, report):
+for command in (plan, fit, predict, evaluate, monitor, export, inspect, report, demo):
     app.command()(command)
 
 

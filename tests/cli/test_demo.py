@@ -1,6 +1,7 @@
-"""The demo prints its table, saves its pictures, and shows what it promises."""
+"""`deltaband demo` prints its tables, saves its pictures, and shows what it promises."""
 
 import contextlib
+import importlib.util
 import io
 import re
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from deltaband import Exact
-from examples import demo
+from deltaband.cli import main, tour
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -20,12 +21,12 @@ def short_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        demo.main(["--out", str(out), "--steps", "150"])
+        tour.tour(out, steps=150)
     return out, printed.getvalue()
 
 
 def test_the_table_has_a_line_for_each_engine_on_each_data_set(short_run):
-    header, *lines = short_run[1].split("\n\n")[0].splitlines()
+    _, header, *lines = short_run[1].split("\n\n")[1].splitlines()
     assert header.split() == ["data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds"]
     assert [tuple(line.split()[:2]) for line in lines] == [
         ("gap", "Exact()"),
@@ -44,6 +45,23 @@ def test_the_table_has_a_line_for_each_engine_on_each_data_set(short_run):
         assert seconds >= 0
 
 
+def test_the_usual_case_comes_first_and_covers(short_run):
+    first, *scores = short_run[1].split("\n\n")[0].splitlines()
+    assert first.startswith("The usual case")
+    at_90 = next(line for line in scores if line.split()[:2] == ["90", "%"])
+    assert 0.8 < float(at_90.split()[2]) / 100 < 0.99
+
+
+def test_the_command_takes_a_folder_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tour, "tour", lambda out: print(f"into {out}"))
+    assert main(["demo", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"into {tmp_path}\n"
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    assert main(["demo"]) == 1
+    assert "pip install 'deltaband[all]'" in capsys.readouterr().err
+
+
 def test_all_pictures_are_saved_where_the_last_line_says(short_run):
     out, printed = short_run
     saved = re.findall(r"\S+\.png", printed.splitlines()[-1])
@@ -57,7 +75,7 @@ def test_all_pictures_are_saved_where_the_last_line_says(short_run):
 
 @pytest.mark.slow
 def test_the_band_opens_in_the_gap():
-    problem = demo.gap()
+    problem = tour.gap()
     assert not (np.abs(problem.x) < 1).any()
     band = problem.fit(Exact())
     assert band.effective_parameters_ < band.n_rows_ / 4
@@ -66,10 +84,10 @@ def test_the_band_opens_in_the_gap():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [demo.gap, demo.diabetes])
+@pytest.mark.parametrize("make", [tour.gap, tour.diabetes])
 def test_the_demo_is_healthy_and_its_sketches_agree_with_the_exact_band(make):
     problem = make(1000)
-    exact, *sketches = demo.compare(problem)  # a DeltabandWarning would be an error
+    exact, *sketches = tour.compare(problem)  # a DeltabandWarning would be an error
     assert 0.9 <= exact["coverage"] <= 1.0
     for score in sketches:
         for name in ("coverage", "mean_width", "width_error_correlation", "interval_score"):
@@ -78,5 +96,5 @@ def test_the_demo_is_healthy_and_its_sketches_agree_with_the_exact_band(make):
 
 def test_training_leaves_the_number_of_threads_alone():
     before = torch.get_num_threads()
-    demo.gap(steps=1)
+    tour.gap(steps=1)
     assert torch.get_num_threads() == before

@@ -1,10 +1,11 @@
-"""A tour of deltaband in a minute: `python -m examples.demo`, or `make demo`.
+"""A tour of deltaband in a minute: `deltaband demo`, or `make demo`.
 
-Two networks are trained, three engines put intervals around their predictions, and two pictures are saved,
-each for light and for dark pages.
+First the usual case: a network trained with AdamW and early stopping, and calibrated. Then two that are trained to
+their minimum: three engines put intervals around their predictions, and two pictures are saved, each for light and
+for dark pages.
 """
 
-import argparse
+import copy
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,10 @@ from sklearn.datasets import load_diabetes
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from deltaband import Exact, ImportantDirections, PredictionIntervals, RobustFrequentDirections, metrics, plots
-from deltaband.cli.output import format_table
-from deltaband.engines import Engine
+from .. import metrics, plots
+from ..engines import Engine, Exact, ImportantDirections, RobustFrequentDirections
+from ..intervals import PredictionIntervals
+from .output import format_table
 
 TRAINING_STEPS = 3000
 GREY = "#8a8f94"  # on white and on black
@@ -30,20 +32,46 @@ METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation
 HEADER = ("data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds")  # of the table
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Train two networks, put intervals around their predictions.")
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the pictures")
-    parser.add_argument("--steps", type=int, default=TRAINING_STEPS, help="training steps of each network")
-    given = parser.parse_args(arguments)
-    given.out.mkdir(parents=True, exist_ok=True)
+def tour(out: Path, steps: int = TRAINING_STEPS) -> None:
+    """Print what is found, and save pictures to a folder, which is made.
+
+    Args:
+        out: The folder.
+        steps: How long each network is trained.
+    """
+    out.mkdir(parents=True, exist_ok=True)
     pictures, scores = [], []
     with threadpool_limits(1):  # matrices this small gain nothing from a second core, and lose minutes where it is busy
+        print(f"The usual case, AdamW, early stopping and a calibration:\n{usual()}\n")
         for make, draw, size in ((gap, _draw_gap, (8, 4.2)), (diabetes, _draw_diabetes, (12, 4.5))):
-            problem = make(given.steps)  # drawn before the engines are timed: torch has warmed up then
-            pictures += _save(problem, draw, size, given.out)
+            problem = make(steps)  # drawn before the engines are timed: torch has warmed up then
+            pictures += _save(problem, draw, size, out)
             scores += compare(problem)
+    print("Engines compared, without a calibration:")
     print(format_table([dict(zip(HEADER, score.values(), strict=True)) for score in scores]))
     print(f"\nsaved {' and '.join(map(str, pictures))}")
+
+
+def usual() -> str:
+    """Train with AdamW until validation rows are predicted no better, calibrate on rows held out, score others."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (2000, 2))
+    y = np.sin(2 * x[:, 0]) + (0.1 + 0.2 * np.abs(x[:, 1])) * rng.standard_normal(len(x))
+    train, validation, held_out, new = slice(0, 600), slice(600, 750), slice(750, 1000), slice(1000, 2000)
+    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
+    model = best = _network(2, 50, nn.Tanh)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    lowest = np.inf
+    for _ in range(300):
+        with torch.no_grad():
+            error = nn.functional.mse_loss(model(inputs[validation])[:, 0], targets[validation]).item()
+        if error < lowest:
+            lowest, best = error, copy.deepcopy(model)
+        optimiser.zero_grad()
+        torch.autograd.backward(nn.functional.mse_loss(model(inputs[train])[:, 0], targets[train]))
+        optimiser.step()
+    band = PredictionIntervals(best).fit(x[train], y[train], progress=False).calibrate(x[held_out], y[held_out])
+    return str(band.evaluate(x[new], y[new], levels=[0.5, 0.9]))
 
 
 class Problem(NamedTuple):
@@ -120,7 +148,8 @@ def _save(
 ) -> list[Path]:
     """Save the picture of a problem for light and for dark pages."""
     paths = [folder / f"{problem.name}.png", folder / f"{problem.name}-dark.png"]
-    for path, style in zip(paths, ([], ["dark_background", DARK_PAGE]), strict=True):
+    styles: tuple[list[str | dict[str, str]], ...] = ([], ["dark_background", DARK_PAGE])
+    for path, style in zip(paths, styles, strict=True):
         with matplotlib.style.context(style):
             figure = Figure(figsize=size, layout="constrained")
             draw(problem, figure)
@@ -143,7 +172,3 @@ def _draw_diabetes(problem: Problem, figure: Any) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     plots.sorted_by_width(problem.y_test, exact.predict(problem.x_test), ax=left)
     plots.spectra(sketch.spectrum(), exact.spectrum(), ax=right).set_title(f"ImportantDirections, rank {problem.rank}")
-
-
-if __name__ == "__main__":
-    main()
