@@ -352,7 +352,7 @@ def test_what_does_not_fit_together_is_refused():
             PredictionIntervals(model, damping=1.0, **options)
     with pytest.raises(TypeError, match="variance must be"):
         PredictionIntervals(model, damping=1.0, variance=3)
-    with pytest.raises(TypeError, match=r"got tuple; pick the prediction .* as well is told of by variance="):
+    with pytest.raises(TypeError, match=r"got tuple; pick the prediction .* variance as well, give variance="):
         PredictionIntervals(model, damping=1.0).fit(X, Y, progress=False)
     with pytest.raises(ValueError, match=r"a mean and a variance .* by two functions, output= and variance="):
         PredictionIntervals(nn.Linear(3, 1).double(), variance="variance").fit(X, Y, progress=False)

@@ -21,7 +21,7 @@ DEFAULT_LEVEL = 0.95  # what is said about groups and weights where no level is 
 
 
 class Given(NamedTuple):
-    """What `predict` is told of rows besides their inputs, to find their quantile."""
+    """What `predict` is given for rows besides their inputs, to find their quantile."""
 
     groups: Any = None
     unknown: Any = "error"

@@ -166,7 +166,7 @@ def _write_onnx(path: Path, exported: Any, names: list[str]) -> None:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Let a logger and those below it tell of errors alone."""
+    """Let a logger and those below it report errors alone."""
     loggers = [logging.getLogger(each) for each in [name, *logging.root.manager.loggerDict] if each.startswith(name)]
     before = [logger.level for logger in loggers]
     try:

@@ -132,7 +132,7 @@ def last_layer(model: ModelCopy, x: Inputs) -> str | None:
 def _check_output(y: Any, b: int) -> None:
     if not isinstance(y, Tensor):
         pick = "pick the prediction with output=, such as output=lambda out: out[0] or output=lambda out: out.logits"
-        pick += "; one that returns its variance as well is told of by variance=" if isinstance(y, tuple) else ""
+        pick += "; if the network returns its variance as well, give variance=" if isinstance(y, tuple) else ""
         raise TypeError(f"the network must return one tensor, got {type(y).__name__}; {pick}")
     if not y.is_floating_point():
         raise TypeError(f"the network must return real numbers, got {y.dtype}")
