@@ -421,3 +421,13 @@ def test_the_layout_table_says_what_may_be_imported():
     assert [pair for pair in allowed if table.objection(*pair.split())] == []
     assert [pair for pair in refused if not table.objection(*pair.split())] == []
     assert table.number("g.py") is None
+
+
+def test_what_contributing_says_is_somewhere_is_there():
+    text = CONTRIBUTING.read_text().partition("## Where to find what")[2].partition("<!-- hops -->")[0]
+    found = re.findall(r"`([A-Za-z_.]+)` in `([\w/]+\.py)`", text)
+    assert len(found) > 15
+    for name, file in found:
+        source = (ROOT / "src" / "deltaband" / file).read_text()
+        for part in name.split("."):
+            assert re.search(rf"^ *(?:def|class) {part}\b|^{part}\b", source, flags=re.MULTILINE), f"{file}: no {part}"

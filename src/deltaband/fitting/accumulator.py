@@ -309,7 +309,8 @@ class FitAccumulator:
             fit = replace(fit, shares=self._before.shares, far=self._before.far)
         else:
             few = rows.between(0, self._n_leverages)
-            fit = probe_error(with_leverages(fit, network, few, exact), network, few, self.spec.task.has_noise)
+            fit = with_leverages(fit, network, few, exact)
+            fit = fit if fit.probes is None else probe_error(fit, network, few, self.spec.task.has_noise)
         took, noise = self._seconds + time.perf_counter() - began, self.spec.task.has_noise
         return accuracy.with_error(network, fit, start.option, took, noise) if fit.n_compared else fit
 

@@ -266,9 +266,9 @@ def _planned(
     x = looked.x.alone()
     with plain_autograd(network.device):
         probe = network.probe(x)
-        layers, network = probe.layers, network.with_layers(probe.layers)
-        probes = probes_for(probe.n_outputs, n_rows, network.n_parameters, spec.probes)
-    network, m = network.with_probes(probes), probe.n_outputs if probes is None else probes.count
+        layers, network, m = probe.layers, network.with_layers(probe.layers), probe.n_outputs
+        probes = None if m == 1 else probes_for(m, n_rows, network.n_parameters, spec.probes)
+    network, m = network.with_probes(probes), m if probes is None else probes.count
     problem = Problem(
         None if n_rows is None else n_rows * m,
         network.n_parameters,

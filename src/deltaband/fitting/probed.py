@@ -22,7 +22,7 @@ SAMPLE_ROWS, COMPARED_ROWS, COMPARED_OUTPUTS = 32, 16, 4  # from which the error
 
 
 def probe_error(fit: Fit, network: Network, rows: Sample, noise: bool = True) -> Fit:
-    """Add the error of widths by so few combinations, if J is of any and λ is known; without noise that of √q."""
+    """Add the error of widths by so few combinations, if λ is known; without noise that of √q."""
     covariance, probes = fit.covariance, fit.probes
     if probes is None or covariance.damping is None or len(rows) == 0:
         return fit
