@@ -70,7 +70,8 @@ class Predictor(Estimator):
         """
         levels = parse_levels(level)
         check_kind_and_side(kind, side)
-        check_choice(unknown, "unknown", ("error", "pool"))
+        if not isinstance(unknown, str) or unknown != "error":
+            check_choice(unknown, "unknown", ("error", "pool"))
         method, units = self._method(kind), self._task.units
         fits = method.fits if isinstance(method, Formula) else self.fits_
         X = self.spec.known_inputs(fits, x)
