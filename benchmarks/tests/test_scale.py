@@ -19,7 +19,8 @@ def test_large_networks_have_the_size_that_they_say_and_one_output_per_row(netwo
 
 @pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
 def test_a_fit_is_counted_in_epochs_and_a_prediction_in_passes(monkeypatch):
-    monkeypatch.setitem(scale.PROJECTED, "million", scale.Case(300, (10, 20, 20)).build)
+    monkeypatch.setitem(scale.LARGE, "million", scale.Large(scale.Case(300, (10, 20, 20)).build, 12))
+    monkeypatch.setattr(scale, "EPOCH_ROWS", 100)
     monkeypatch.setattr(scale, "DIM", 64)
     monkeypatch.setattr(scale, "child", lambda code: eval(code, vars(scale)))
     (name, fit), (_, predict) = scale.projection("million")
