@@ -5,13 +5,17 @@ several sizes, `predict` is timed in turn with a plain forward and backward pass
 work: the gradients and the solve, written down for this network alone, without any check. All numbers are medians, on
 one thread, of the process's own time: other work on the machine, which shows in `wall ms`, hardly changes them.
 
-Runs with different labels share one table. An older version of the library is measured with its `src` folder on
+A second table has networks of four families and more engines: rows per second of `predict` in batches of 1,024, beside
+a plain forward pass of the same rows and a forward and backward pass; `--families` measures that one alone.
+
+Runs with different labels share the first table. An older version of the library is measured with its `src` folder on
 PYTHONPATH: `PYTHONPATH=../older/src python -m benchmarks.latency --label before`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import json
 import time
@@ -28,8 +32,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from deltaband import DeltabandWarning, Exact, PredictionIntervals, RandomProjection
+from deltaband import DeltabandWarning, Exact, ImportantDirections, Nystrom, PredictionIntervals, RandomProjection
+from deltaband.engines import Engine
 
+from .families import FAMILIES
 from .measure import Neighbours, _line, _table, limited_to, machine
 from .problem import perceptron
 
@@ -40,6 +46,7 @@ SECONDS_PER_CASE = 6.0
 LOAD = "other processes' cores"
 MOST_ROUNDS, FEWEST_ROUNDS = 200, 5
 MOST_OVERHEAD_MS, MOST_RATIO = 1.5, 1.3  # goals: of one row of the tiny network, of one row of the largest
+MOST_EXACT_RATIO = 1.5  # of exact forms for more rows
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,18 @@ CASES = [
     Case("10M", "projection", 500),
 ]
 QUICK_CASES = [Case("tiny", form, n, (1, 3)) for form, n in (("primal", 1000), ("dual", 50), ("projection", 50))]
+
+
+SERVED = {"MLP": "perceptron", "conv net": "convolutions", "transformer": "transformer", "LSTM": "LSTM"}
+SERVING_ENGINES: dict[str, Engine] = {
+    "Exact()": Exact(),
+    "RandomProjection(256)": RandomProjection(PROJECTED_DIM),
+    "Nystrom(256)": Nystrom(256),
+    "ImportantDirections(100)": ImportantDirections(100),
+}
+FITTED_ROWS, SERVED_ROWS = 1000, 1024
+COMPRESSED_TO = 0.05
+MOST_PASSES = 3.0  # goal: of a projection, in forward and backward passes
 
 
 class Bare:
@@ -193,6 +212,37 @@ def measured(case: Case, seconds: float = SECONDS_PER_CASE) -> dict[str, dict[st
     return results
 
 
+def served(
+    family: str, rows: int = SERVED_ROWS, n: int = FITTED_ROWS, seconds: float = SECONDS_PER_CASE
+) -> dict[str, float]:
+    """Rows per second of the process's own time, of plain passes and of `predict` by engine; none for what is not."""
+    torch.manual_seed(0)
+    made = FAMILIES[SERVED[family]]
+    model, X, new = made.model().eval(), made.inputs(n), made.inputs(rows)
+    with torch.no_grad():
+        y = model(X)[:, 0]
+    y = y + y.std() * torch.randn(n)
+    bands = {
+        name: PredictionIntervals(model, weight_decay=WEIGHT_DECAY, engine=engine).fit(X, y, progress=False)
+        for name, engine in SERVING_ENGINES.items()
+    }
+    with contextlib.suppress(ValueError):  # within so many dimensions it is not so exact
+        bands[f"compress({COMPRESSED_TO})"] = bands["Exact()"].compress(tolerance=COMPRESSED_TO, x=new)
+    weights = [w for w in model.parameters() if w.requires_grad]
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(new)
+
+    def forward_and_backward() -> None:
+        torch.autograd.grad(model(new).sum(), weights)
+
+    runners = {"forward": forward, "forward and backward": forward_and_backward}
+    runners |= {name: lambda band=band: band.predict(new) for name, band in bands.items()}
+    times = _medians(list(runners.values()), seconds)
+    return {name: 1e3 * rows / own for name, (own, _) in zip(runners, times, strict=True)}
+
+
 def _medians(runners: list[Callable[[], object]], seconds: float) -> list[tuple[float, float]]:
     """Milliseconds of the process and of the wall, of each, taken in turn."""
     for run in runners:
@@ -214,6 +264,11 @@ def goal(name: str, result: dict[str, Any]) -> str:
         return f"≤ {MOST_OVERHEAD_MS} ms above: {'pass' if predict - bare <= MOST_OVERHEAD_MS else '**fail**'}"
     if name.startswith("10M") and name.endswith("1 row"):
         return f"≤ {MOST_RATIO} ×: {'pass' if predict <= MOST_RATIO * bare else '**fail**'}"
+    if name.endswith("rows") and "projection" in name:
+        passes = predict / result["forward and backward ms"]
+        return f"≤ {MOST_PASSES:g} passes: {passes:.1f}, {'pass' if passes <= MOST_PASSES else '**fail**'}"
+    if name.endswith("rows"):
+        return f"≤ {MOST_EXACT_RATIO} ×: {'pass' if predict <= MOST_EXACT_RATIO * bare else '**fail**'}"
     return "–"
 
 
@@ -240,7 +295,32 @@ def markdown(content: dict[str, Any]) -> str:
         f"Medians on {facts}. Other work shared the machine (cores used on average: {load}), so that these are times "
         "of the process itself, not of the wall.\n\n"
         "Bare: gradients and solve for this network alone, without any check. `projection` includes the random "
-        f"projection of each gradient to {PROJECTED_DIM} numbers.\n\n" + "\n".join(table) + "\n"
+        f"projection of each gradient to {PROJECTED_DIM} numbers.\n\n"
+        + "\n".join(table)
+        + "\n"
+        + ("\n" + families_table(content["families"]) if content.get("families") else "")
+    )
+
+
+def families_table(families: dict[str, dict[str, float]]) -> str:
+    names = list(dict.fromkeys(name for found in families.values() for name in found))
+    table = _table(["rows per second", *families])
+    for name in names:
+        cells = []
+        for found in families.values():
+            if name not in found:
+                cells.append("–")
+                continue
+            passes = found["forward and backward"] / found[name]
+            cell = f"{found[name]:,.0f} ({passes:.1f} passes)"
+            cells.append(f"**{cell}**" if name.startswith("RandomProjection") and passes > MOST_PASSES else cell)
+        table.append(_line([name, *cells]))
+    return (
+        f"## Families of networks\n\nIn batches of {SERVED_ROWS:,} rows, fitted to {FITTED_ROWS:,}; in brackets the "
+        f"time in forward and backward passes, of which a projection should take at most {MOST_PASSES:g}. `compress` "
+        "is of the exact fit; – where it would take more dimensions than there are parameters.\n\n"
+        + "\n".join(table)
+        + "\n"
     )
 
 
@@ -248,26 +328,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--label", default="after", help="the column of the table, such as before or after")
     parser.add_argument("--only", nargs="+", default=list(WIDTHS), choices=WIDTHS, metavar="NETWORK")
+    parser.add_argument("--families", action="store_true", help="the second table alone")
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing is written unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for latency.json and latency.md (default: benchmarks/results)")
     args = parser.parse_args()
     warnings.simplefilter("ignore", DeltabandWarning)
     folder = args.out or (None if args.quick else HERE / "results")
-    content: dict[str, Any] = {"machine": machine() | {"threads": 1}, "runs": {}}
+    content: dict[str, Any] = {"machine": machine() | {"threads": 1}, "runs": {}, "families": {}}
     if folder is not None and (folder / "latency.json").exists():
-        content["runs"] = json.loads((folder / "latency.json").read_text())["runs"]
-    run = content["runs"].setdefault(args.label, {})
+        content |= {k: v for k, v in json.loads((folder / "latency.json").read_text()).items() if k != "machine"}
+    run, seconds = content["runs"].setdefault(args.label, {}), 0.3 if args.quick else SECONDS_PER_CASE
+
+    def write() -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "latency.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+            (folder / "latency.md").write_text(markdown(content))
+
     with limited_to(1):
-        for case in QUICK_CASES if args.quick else CASES:
+        for case in [] if args.families else QUICK_CASES if args.quick else CASES:
             if case.network not in args.only:
                 continue
-            for name, result in measured(case, 0.3 if args.quick else SECONDS_PER_CASE).items():
+            for name, result in measured(case, seconds).items():
                 print(f"{name}: {json.dumps(result, ensure_ascii=False)} {goal(name, result)}", flush=True)
                 run[name] = result
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / "latency.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-                (folder / "latency.md").write_text(markdown(content))
+            write()
+        for family in SERVED:
+            size = (20, 60) if args.quick else (SERVED_ROWS, FITTED_ROWS)
+            content["families"][family] = found = served(family, *size, seconds)
+            print(f"{family}: {json.dumps(found)}", flush=True)
+            write()
 
 
 if __name__ == "__main__":

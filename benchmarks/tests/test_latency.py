@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.latency import QUICK_CASES, WIDTHS, Bare, Case, fitted, markdown, measured
+from benchmarks.latency import (
+    QUICK_CASES,
+    SERVED,
+    WIDTHS,
+    Bare,
+    Case,
+    families_table,
+    fitted,
+    markdown,
+    measured,
+    served,
+)
 from benchmarks.problem import perceptron
 
 pytestmark = pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
@@ -40,3 +51,20 @@ def test_the_table_has_columns_for_both_labels():
         "| 10M, dual, 1 row | 0.5 ms | 2 ms | 1 ms | 1 ms | 2.00 × | 1.2 ms | 1 ms | 0.2 ms | 1.20 × | ≤ 1.3 ×: pass |"
         in table
     )
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_a_family_of_networks_is_served_by_every_engine(family):
+    found = served(family, 20, 60, 0.0)
+    assert {"forward", "forward and backward", "Exact()", "RandomProjection(256)", "Nystrom(256)"} <= set(found)
+    assert all(rows_per_second > 0 for rows_per_second in found.values())
+
+
+def test_a_projection_that_takes_too_many_passes_is_bold():
+    found = {"forward and backward": 900.0, "Exact()": 100.0, "RandomProjection(256)": 100.0}
+    table = families_table(
+        {"MLP": found, "LSTM": found | {"RandomProjection(256)": 300.0}, "other": {**found, "x": 9.0}}
+    )
+    assert "| Exact() | 100 (9.0 passes) | 100 (9.0 passes) | 100 (9.0 passes) |" in table
+    assert "| RandomProjection(256) | **100 (9.0 passes)** | 300 (3.0 passes) | **100 (9.0 passes)** |" in table
+    assert "| x | – | – | 9 (100.0 passes) |" in table

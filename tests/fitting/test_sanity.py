@@ -1,5 +1,6 @@
 """What is known of training rows to judge others by: moments of targets and predictions, and ranges of inputs."""
 
+import math
 import warnings
 
 import numpy as np
@@ -288,3 +289,21 @@ def test_of_a_curved_transform_residuals_are_those_in_original_units():
     y = np.exp(held_y.numpy())
     score = upper - lower + 40 * (np.maximum(lower - y, 0) + np.maximum(y - upper, 0))
     assert band.calibration_.score_before == pytest.approx(score.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_excess_of_rows_is_the_formula_number_by_number(dtype):
+    generator = torch.Generator().manual_seed(0)
+    known, x = (torch.randn(n, 5, generator=generator, dtype=dtype) for n in (30, 40))
+    known[:, 3] = 1.0  # constant: no width
+    x[0, 0], x[1, 1], x[2] = math.nan, math.inf, 100.0
+    expected = np.zeros(len(x))
+    for i, row in enumerate(x.double().tolist()):
+        for j, value in enumerate(row):
+            low, high = float(known[:, j].min()), float(known[:, j].max())
+            if high > low and math.isfinite(value):
+                expected[i] = max(expected[i], (low - value) / (high - low), (value - high) / (high - low))
+    found = Ranges.of(Inputs.of(known)).excess(Inputs.of(x))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert (expected > 0).any()
+    assert (expected == 0).any()

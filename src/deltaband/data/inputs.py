@@ -209,8 +209,11 @@ class Ranges:
     def excess(self, x: Inputs) -> np.ndarray:  # (b,)
         """Return how far each row is beyond the ranges at most, in widths of these."""
         found = np.zeros(len(x))
-        for beyond, *_ in self._beyond(x):
-            found = np.maximum(found, beyond.max(axis=1))
+        for _, values, low, high in self._ranged(x):
+            outside = (values < low.astype(values.dtype)) | (values > high.astype(values.dtype))
+            rows, columns = np.nonzero(outside)  # few, where the rows are as they should be
+            ends = (end[columns] if end.ndim else end for end in (low, high))
+            np.maximum.at(found, rows, _beyond(values[rows, columns], *ends))
         return found
 
     def are_left(self, excess: np.ndarray) -> bool:
@@ -226,7 +229,10 @@ class Ranges:
 
     def farthest(self, x: Inputs) -> str:
         """Describe the number that is farthest outside."""
-        beyond, label, values, low, high = max(self._beyond(x), key=lambda each: float(each[0].max()))
+        ranged = [
+            (_beyond(values, low, high), label, values, low, high) for label, values, low, high in self._ranged(x)
+        ]
+        beyond, label, values, low, high = max(ranged, key=lambda each: float(each[0].max()))
         row, column = np.unravel_index(int(beyond.argmax()), beyond.shape)
         ends = (end[column] if end.ndim else end for end in (low, high))
         name = f"feature {column}" if low.ndim else "a number"
@@ -243,13 +249,13 @@ class Ranges:
         """Return how much of the ranges rows take up, the median over all of them; NaN if there are none."""
         shares = [
             np.ptp(values, axis=0)[width > 0] / width[width > 0]
-            for _, _, values, low, high in self._beyond(x)
+            for _, values, low, high in self._ranged(x)
             if (width := np.broadcast_to(high - low, values.shape[1:])).size
         ]
         return float(np.median(np.concatenate(shares))) if shares else math.nan
 
-    def _beyond(self, x: Inputs) -> Iterator[tuple[np.ndarray, Any, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield how far the numbers (b, k) of each tensor that has ranges are beyond, its label, numbers and ranges."""
+    def _ranged(self, x: Inputs) -> Iterator[tuple[Any, np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield the label, the numbers (b, k) and the ranges of each tensor that has ranges."""
         if len(x.tensors) != len(self.lowest) or len(x) == 0:
             return
         for (label, tensor), low, high in zip(x._by_label().items(), self.lowest, self.highest, strict=True):
@@ -258,9 +264,14 @@ class Ranges:
             values = tensor.numpy(force=True).reshape(len(x), -1)
             if low.ndim and values.shape[1] != len(low):
                 low, high = np.asarray(low.min()), np.asarray(high.max())
-            with np.errstate(divide="ignore", invalid="ignore"):  # a feature that was constant has no width
-                beyond = np.maximum(low - values, values - high) / (high - low)
-            yield np.where(np.isfinite(beyond), beyond, 0.0), label, values, low, high
+            yield label, values, low, high
+
+
+def _beyond(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return how far numbers are beyond a range, in widths of it; 0 where that is none, for a constant feature."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        beyond = np.maximum(low - values, values - high) / (high - low)
+    return np.where(np.isfinite(beyond), beyond, 0.0)
 
 
 def _joined(one: Any, two: Any, end: Callable[..., Any]) -> Any:
