@@ -220,6 +220,20 @@ def test_each_output_has_its_own_alarm_at_a_share_of_the_probability():
     assert set(monitor.martingales()) == {"errors of output 0", "errors of output 1", "leverage"}
 
 
+def test_targets_of_joint_outputs_come_together():
+    band, (x, y) = fitted(2), rows(300, 1)
+    band.calibrate(x, np.stack([y, y], axis=1), joint=True)
+    monitor, (x, y) = band.monitor(0.9), rows(3, 2)
+    both = np.stack([y, y], axis=1)
+    first = np.where([True, False], both, np.nan)
+    monitor.update(x, first)  # which waits for the others
+    with pytest.raises(ValueError, match="row 1 has some targets, and the outputs were calibrated jointly: give"):
+        monitor.observe(x[[0, 2, 1]], np.where([[True, True], [False, True], [False, False]], both, np.nan))
+    assert monitor.to_dict()["coverage"][0]["targets"] == 0
+    monitor.observe(x, both)
+    assert monitor.to_dict()["coverage"][0]["targets"] == 3
+
+
 def test_what_is_found_is_plain_data(band):
     monitor = band.monitor(0.9)
     monitor.update(*rows(400, 3, noise=2.0))

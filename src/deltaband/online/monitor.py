@@ -107,11 +107,18 @@ class Monitor:
             The alarms that these targets have raised.
 
         Raises:
-            ValueError: If `update` was not given a row, or its target is known already; then no target has been taken
-                in.
+            ValueError: If `update` was not given a row, or its target is known already, or of outputs that were
+                calibrated jointly some have none; then no target has been taken in.
         """
         X = self._scale.inputs(x)
-        judged = self._judged(self._scale.rows(X), self._scale.targets(y, len(X)))
+        targets = self._scale.targets(y, len(X))
+        missing = np.isnan(targets)
+        if self._scale.joint and (some := missing.any(axis=1) & ~missing.all(axis=1)).any():
+            advice = "give the targets of a row together"
+            raise ValueError(
+                f"row {int(some.argmax())} has some targets, and the outputs were calibrated jointly: {advice}"
+            )
+        judged = self._judged(self._scale.rows(X), targets)
         self._awaited.take(self._scale.hashes(X), judged[0])
         return self._raised(self._take_targets(*judged))
 
