@@ -496,6 +496,16 @@ def test_lists_whole_numbers_a_constant_target_and_a_single_row_are_data_too():
         assert IntervalRegressor(network()).fit(X[:1], y[:1]).predict_interval(X).mean.shape == (150,)
 
 
+def test_a_fit_that_has_failed_is_none():
+    X, y = data(60)
+    regressor = IntervalRegressor(network().set_params(activation="no such"))
+    with pytest.raises(ValueError, match="activation"):
+        regressor.fit(X, y)
+    for asked in (regressor.predict, regressor.predict_interval, regressor.predict_quantiles):
+        with pytest.raises(NotFittedError):
+            asked(X)
+
+
 def test_a_column_of_groups_is_covered_group_by_group():
     X, y = data(1500)
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "night": (np.arange(1500) % 3 == 0).astype(float)})

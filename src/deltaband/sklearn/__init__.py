@@ -302,7 +302,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"groups must be a column of X, by name or number, got {self.groups!r}") from error
 
     def _check_inputs(self, X: Any) -> None:
-        check_is_fitted(self)
+        check_is_fitted(self, "noise_std_")  # validating X sets attributes of a fit that has failed
         if getattr(X, "ndim", 2) == 1 and hasattr(self, "n_features_in_"):
             raise ValueError("Expected 2D array, got 1D array instead. Reshape your data: X.reshape(1, -1) is one row")
         validate_data(self, X, skip_check_array=True, reset=False)
