@@ -292,3 +292,14 @@ def test_the_certificate_of_every_kind_of_part_is_that_of_its_rows():
                 torch.testing.assert_close(
                     part.image([table.to_sparse(1)], directions), part.image([table], directions)
                 )
+
+
+def test_thousands_of_equal_rows_are_certified():
+    torch.manual_seed(0)
+    X = torch.randn(200, 2)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    band = PredictionIntervals(model, damping=1.0).fit(X, X[:, 0], progress=False)
+    row = torch.tensor([[0.1, 0.2]])
+    for _ in range(60):  # the sum by random factors is near zero now and then
+        q = band.variance(row.repeat(8000, 1))
+        assert torch.allclose(q, q[0])
