@@ -1,6 +1,7 @@
 """Prediction intervals for neural networks that are already trained."""
 
 from .classification import ClassificationIntervals
+from .data.items import OpaqueBatch
 from .engines import (
     Exact,
     FrequentDirections,
@@ -35,6 +36,7 @@ __all__ = [
     "NotFittedError",
     "Nystrom",
     "Online",
+    "OpaqueBatch",
     "Plan",
     "PredictionIntervals",
     "RandomProjection",

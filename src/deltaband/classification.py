@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .calibration import METHODS, LabelCalibration
+from .data.items import Collate
 from .engines import Engine, parse_engine
 from .errors import warn
 from .estimator import Estimator, by_batches
@@ -55,7 +56,7 @@ class ClassificationIntervals(Estimator):
         per_output: Whether each class is taken alone, with the Fisher matrix of its one-vs-rest probability instead of
             F: the paper's suggestion. It ignores what the other classes teach about the shared weights, and is wider.
             For two classes both are the same.
-        engine, memory, time, parameters, output, batch, input_transform, probes: As in `PredictionIntervals`.
+        engine, memory, time, parameters, output, batch, collate, input_transform, probes: As in `PredictionIntervals`.
     """
 
     _calibration: LabelCalibration | None  # type: ignore[assignment]
@@ -77,6 +78,7 @@ class ClassificationIntervals(Estimator):
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
         input_transform: Any = None,
         probes: int | None = None,
+        collate: Collate | None = None,
     ) -> None:
         rule = damping_rule(model, parameters, optimizer, damping, weight_decay, "cross_entropy")
         if not rule.is_known:
@@ -94,7 +96,7 @@ class ClassificationIntervals(Estimator):
                 raise ValueError(f"classes={list(numbers)} holds a class more than once")
         self._task = Classification(numbers, isinstance(classes, int | np.integer), predicted, per_output)
         transform = InputTransform.of(input_transform)
-        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes)
+        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes, collate)
         super().__init__(FitSpec(model, self._task, rule, *settings))
 
     @by_batches

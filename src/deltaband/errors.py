@@ -51,6 +51,10 @@ class NoGradientError(ValueError):
     """The network's output does not depend on any of the selected parameters."""
 
 
+class ChangedShapeError(ValueError):
+    """The network returns another number of outputs for some rows than for the first ones."""
+
+
 class SingularMatrixError(ValueError):
     """A damped Gram matrix has no usable Cholesky factor."""
 

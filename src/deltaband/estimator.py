@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .calibration import Calibration
-from .data.inputs import is_loader
+from .data.items import Collate
 from .display import element
 from .engines import Covariance, Engine, Plan, Spectrum
 from .error_report import ErrorReport
@@ -21,6 +22,7 @@ from .fitting.accumulator import FitAccumulator
 from .fitting.checkpoint import CHECKPOINT_SECONDS
 from .fitting.distributed import ProcessGroup
 from .fitting.fit import Fit
+from .fitting.loaders import of_batches
 from .fitting.record import check_shapes, record_of, restored
 from .fitting.spec import FitSpec
 from .interrupts import uninterrupted
@@ -39,7 +41,7 @@ def by_batches(method: M) -> M:
     @wraps(method)
     def of_all(self: "Estimator", x: Any, *args: Any, **options: Any) -> Any:
         ask = partial(method, self)
-        return self.spec.of_batches(ask, x, *args, **options) if is_loader(x) else ask(x, *args, **options)
+        return (partial(of_batches, self.spec, ask) if self.spec.takes_loader(x) else ask)(x, *args, **options)
 
     return cast(M, of_all)
 
@@ -67,6 +69,7 @@ class Estimator(Stored):
         checkpoint: str | Path | None = None,
         checkpoint_every: float = CHECKPOINT_SECONDS,
         distributed: bool = False,
+        collate: Collate | None = None,
     ) -> Self:
         """Fit to the training data in one pass; `Nystrom` and `per_output=True` need data that can be read again.
 
@@ -84,6 +87,7 @@ class Estimator(Stored):
             checkpoint_every: Seconds between two checkpoints.
             distributed: Whether all processes of `torch.distributed` fit together, each to its share of the rows, to
                 the same band. Rows that a `DistributedSampler` repeats count once; checkpoints are numbered.
+            collate: As in the constructor, for `data` that are items, and for all items from then on.
 
         Returns:
             The fitted estimator itself.
@@ -95,12 +99,12 @@ class Estimator(Stored):
             DistributedFitError: If another process has failed.
         """
         self.spec.forget()
-        read = partial(self.spec.read, data, y, n_rows, sample_weight=sample_weight, clusters=clusters)
+        spec = self.spec if collate is None else replace(self.spec, collate=collate)
+        read = partial(spec.read, data, y, n_rows, sample_weight=sample_weight, clusters=clusters)
         group = ProcessGroup() if distributed else driver.OneProcess()
-        spec, fits, kept = driver.fit(self.spec, read, progress, checkpoint, checkpoint_every, group)
-        self.spec.task.check_fits(fits)
-        if messages := self.spec.task.warnings(fits):
-            warn(*messages)  # which may be errors: then nothing has changed
+        spec, fits, kept = driver.fit(spec, read, progress, checkpoint, checkpoint_every, group)
+        spec.task.check_fits(fits)
+        warn(*spec.task.warnings(fits))  # which may be errors: then nothing has changed
         self.spec, self._fits, self._partial, self._calibration = spec, fits, (), None
         if kept is not None:
             kept.remove()
@@ -287,8 +291,6 @@ class Estimator(Stored):
             raise self.spec.damping.missing(type(self).__name__, self._calibration is not None)
         return fit.covariance
 
-    # --- people
-
     def summary(self) -> str:
         """Return what was fitted, as text, and estimate an approximation's error if `fit` had no time for it."""
         self._fits = accuracy.compared(self.spec, self.fits_)
@@ -308,8 +310,6 @@ class Estimator(Stored):
         if not (self._fits or self._partial):
             return element("p", repr(self))
         return summary_html(type(self).__name__, self.summary_lines(), self.fits_[0])
-
-    # --- files
 
     def to_record(self, *, weights: bool = False, sample: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return everything that a file holds of this estimator, tensors and texts, for `deltaband.storage` to write.

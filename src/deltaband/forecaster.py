@@ -9,7 +9,6 @@ import numpy as np
 
 from .calibration.overlap import Overlapping
 from .data.batches import DEFAULT_BATCH_ROWS, with_extras
-from .data.inputs import is_loader
 from .distributions import Distribution, Steps, StudentT, ends_of, levels_of, levels_of_steps, parse_probabilities
 from .engines.covariance import By
 from .errors import silenced
@@ -76,7 +75,7 @@ class Forecaster(Predictor):
         """
         check_bool(symmetric, "symmetric")
         self._check_distribution()
-        if is_loader(x):
+        if self.spec.takes_loader(x):
             raise TypeError("a distribution is of rows that are given at once: give inputs, not a loader")
         calibration, units = self._calibration, self._task.units
         if calibration is not None and isinstance(calibration.rule, Overlapping):
@@ -146,7 +145,7 @@ class Forecaster(Predictor):
 
     def _distributions(self, x: Any, symmetric: bool, given: dict[str, Any]) -> Iterator[Distribution]:
         """Yield those of some rows at a time: steps take memory."""
-        if is_loader(x):
+        if self.spec.takes_loader(x):
             raise TypeError("give inputs, not a loader")
         X, first, unknown = self.spec.known_inputs(self.fits_, x), 0, given.get("unknown", "error")
         of_rows = {name: np.asarray(each) for name, each in given.items() if name != "unknown" and each is not None}
@@ -328,7 +327,7 @@ class Forecaster(Predictor):
         return zero[0], (one - zero)[0]
 
     def _rows(self, errors: Errors, x: Any, sample_weight: Any = None) -> Rows:
-        if is_loader(x):
+        if self.spec.takes_loader(x):
             raise TypeError("all rows are needed at once: give inputs, not a loader")
         X = self.spec.known_inputs(errors.fits, x)
         return errors.rows(X if sample_weight is None else with_extras(X, sample_weight))

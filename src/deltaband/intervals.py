@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from .calibration import calibrate, rule_for
 from .data.inputs import Inputs
+from .data.items import Collate
 from .engines import Engine, parse_engine
 from .errors import warn
 from .fitting.compressed import compressed
@@ -77,7 +78,10 @@ class PredictionIntervals(Forecaster):
         parameters: Which trainable parameters take part: "all", "last", names such as ["head.*"], or a function of
             name and parameter.
         output: A function that picks the prediction from what the model returns.
-        batch: A function that turns a batch of the loader into inputs (also a tuple, or a dictionary) and targets.
+        batch: A function that turns a batch of the loader into inputs and targets. Inputs are a tensor, a tuple or a
+            dictionary of tensors, or of any other kind an `OpaqueBatch`.
+        collate: A function that makes of a list of items, objects of any type such as graphs, the network's inputs and
+            targets, or (inputs, None). All methods then take a list or a `Dataset` of items instead of inputs.
         input_transform: What raw inputs go through before the network gets them: a pair (mean, std) of numbers or of
             arrays with one for each feature, a fitted scaler, or a function of the inputs. Every method then takes raw
             inputs. Pairs and scikit-learn's affine scalers are saved with the band, functions are not.
@@ -118,6 +122,7 @@ class PredictionIntervals(Forecaster):
         parameters: ParameterChoice = "all",
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
+        collate: Collate | None = None,
         input_transform: Any = None,
         target_transform: Any = None,
         targets: Literal["scaled", "original"] = "scaled",
@@ -133,7 +138,7 @@ class PredictionIntervals(Forecaster):
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
         self._task = Regression.of(outputs, per_output, target_transform, targets, noise, variance, quantiles, robust)
         transform = InputTransform.of(input_transform)
-        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes)
+        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes, collate)
         super().__init__(FitSpec(model, self._task, rule, *settings))
 
     def calibrate(

@@ -13,6 +13,7 @@ from torch import Tensor
 from . import display
 from .data.batches import read_targets
 from .data.inputs import check_finite
+from .data.items import leaves
 from .display import Markup, decimals, element, fixed
 
 if TYPE_CHECKING:  # pandas is an extra, loaded when a data frame is requested
@@ -20,8 +21,7 @@ if TYPE_CHECKING:  # pandas is an extra, loaded when a data frame is requested
 
 Side = Literal["both", "lower", "upper"]  # which bounds of an interval are finite
 
-MAX_TABLE_ROWS = 5
-MAX_TABLE_OUTPUTS = 3  # of more outputs a table shows the first alone
+MAX_TABLE_ROWS, MAX_TABLE_OUTPUTS = 5, 3  # of more outputs a table shows the first alone
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -300,6 +300,8 @@ def like(x: Any, values: np.ndarray, dtype: torch.dtype, toward: float | None = 
     first = x
     while isinstance(first, Mapping | tuple | list) and len(first):
         first = next(iter(first.values() if isinstance(first, Mapping) else first))
+    if not hasattr(first, "__array__"):  # items
+        first = next((leaf for leaf in leaves(first) if hasattr(leaf, "__array__")), None)
     return result.to(first.device) if isinstance(first, Tensor) else result.numpy()
 
 

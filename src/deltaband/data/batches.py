@@ -25,6 +25,7 @@ from torch.utils.data import (
 from ..errors import EmptyDataError, warn
 from ..validation import check_int, describe
 from .inputs import Inputs, as_tensor, check_finite
+from .items import LabelledItems
 
 EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only once): give at least one row"
 FEWEST_FIRST_ROWS = 8  # rows that `peek` reads at least, where there are as many
@@ -169,8 +170,7 @@ class Batches:
             x = with_extras(x, **extras, first_row=first_row)
         if self.is_checked:  # arrays, which nobody overwrites in between
             return _Copied(x, y)
-        x = x.map(torch.clone).beside(**{name: extra.clone() for name, extra in x.extras.items()})
-        return _Copied(x, y.clone())
+        return _Copied(x.copied(), y.clone())
 
 
 class _Copied(NamedTuple):
@@ -224,6 +224,10 @@ def read(
         return Batches(source, len(X), is_checked=True, targets=y)
     if isinstance(data, Tensor | np.ndarray | Mapping) or hasattr(data, "__array__"):
         raise TypeError("targets are missing: give X and y, or a loader of (x, y) batches")
+    if isinstance(data, LabelledItems):
+        if n_rows not in (None, data.n_items):
+            raise ValueError(f"n_rows={n_rows} was given, but there are {data.n_items} items")
+        return Batches(data, data.n_items, tuple, read_inputs=inputs, read_targets=targets)
     data = _loader(data)
     return Batches(data, n_rows or _count_rows(data, unpack), unpack, read_inputs=inputs, read_targets=targets)
 

@@ -89,19 +89,19 @@ class Inputs:
 
     def arguments(self, forward: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments for `forward`: one per tensor, by name where named, or a single one if it takes that."""
-        if self.single:
-            return self.tensors, {}
-        args, kwargs = ((), self._by_label()) if self.names else (self.tensors, {})
-        try:
-            inspect.signature(forward).bind(*args, **kwargs)
-        except TypeError:
-            return (args or kwargs,), {}
-        return args, kwargs
+        return bound(self.as_given(), forward)
+
+    def evaluated(self, call: Callable[..., Any], forward: Callable[..., Any]) -> Any:
+        """Return what `call` gives for the arguments that `forward` takes."""
+        args, kwargs = self.arguments(forward)
+        return call(*args, **kwargs)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         if len(parts) == 1:
             return parts[0]
+        if type(parts[0]) is not cls:  # items have no tensors
+            return parts[0].cat(parts)
         extras = {name: torch.cat([part.extras[name] for part in parts]) for name in parts[0].extras}
         tensors = tuple(map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
         return replace(parts[0], tensors=tensors, extras=extras)
@@ -112,8 +112,12 @@ class Inputs:
             return self.tensors[0]
         return self.tensors if self.names is None else self._by_label()
 
-    def without_rows(self) -> Self:
-        """Return what is left of the inputs without their rows: names, shapes and types."""
+    def copied(self) -> Self:
+        """Return the same rows in memory of their own."""
+        return self.map(torch.clone).beside(**{name: extra.clone() for name, extra in self.extras.items()})
+
+    def without_rows(self) -> "Inputs | None":
+        """Return what is left of the inputs without their rows: names, shapes and types; None where there are none."""
         return self.alone().map(lambda tensor: tensor[:0].cpu().clone())
 
     def made_up(self, n: int) -> Self:
@@ -140,6 +144,11 @@ class Inputs:
         return (self.names, self.single, extras, *((tensor.shape[1:], tensor.dtype) for tensor in self.tensors))
 
     @property
+    def hashed(self) -> tuple[Tensor, ...]:
+        """What rows are told apart by."""
+        return self.tensors
+
+    @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
@@ -154,6 +163,20 @@ class Inputs:
     def check_finite(self, first_row: int = 0) -> None:
         for label, tensor in self._by_label().items():
             check_finite(tensor, "inputs" if self.single else f"inputs ({label})", first_row)
+
+
+def bound(x: Any, forward: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments that `forward` is called with: those in a tuple, those named in a mapping, or a single one.
+
+    A tuple or a mapping is a single one where `forward` takes it so.
+    """
+    args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (x, {}) if isinstance(x, tuple) else ((x,), {})
+    try:
+        if isinstance(x, Mapping | tuple):
+            inspect.signature(forward).bind(*args, **kwargs)
+    except TypeError:
+        return (x,), {}
+    return args, kwargs
 
 
 def _shape(tensor: Tensor) -> str:

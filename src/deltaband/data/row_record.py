@@ -263,7 +263,7 @@ class RowRecord:
 def pair_hashes(x: Inputs, y: Tensor) -> np.ndarray:  # (b,) uint64
     """Return the hash of each row, inputs and targets together; in float32, as the precision of targets may differ."""
     hashes = row_hashes(y.float())
-    for tensor in x.tensors:
+    for tensor in x.hashed:
         hashes = row_hashes(tensor) * np.uint64(0x9E3779B97F4A7C15) + hashes * np.uint64(0xD1B54A32D192ED03)
     return hashes
 

@@ -91,6 +91,8 @@ def _numbered(raw: Inputs) -> Sequence[str]:
 
 def _raw(spec: FitSpec, fit: Fit, x: Any) -> Inputs:
     """Return some rows as users give them."""
+    if spec.collate is not None:
+        raise ExportError("a program takes tensors of any number of rows: a band of items cannot be exported")
     if x is not None:
         raw = Inputs.of(x)[: 2 * EXAMPLE_ROWS]
         if len(raw) == 0:

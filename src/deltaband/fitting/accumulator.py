@@ -277,7 +277,7 @@ class FitAccumulator:
         (covariance, settings), start, n_rows = self.complete(), self.start, self.n_rows
         network, per_row = self.network, start.gradients_per_row
         exact, rows, met = covariance.is_exact, self.record.sample.rows(), len(getattr(covariance, "J", None) or [0])
-        n_compared = 0 if exact else min(len(rows), self._n_compared)
+        n_compared, before = 0 if exact else min(len(rows), self._n_compared), self._before
         fit = Fit(
             covariance,
             settings,
@@ -300,13 +300,13 @@ class FitAccumulator:
             exact_cost=start.exact_cost,
             uncertified=tuple(sorted(network.model_copy.uncertified)),
             sample=rows,
-            format=next((x.without_rows() for x in rows.pieces), None if self._before is None else self._before.format),
+            format=next((x.without_rows() for x in rows.pieces), before.format if before else None),
             residuals=Sample() if self._residuals is None else self._residuals.rows(),
             n_compared=n_compared if n_compared * per_row >= accuracy.SAMPLE_ROWS_AT_LEAST else 0,
             rows_at_once=min(self._rows_at_once, max(CHUNK_ROWS_AT_LEAST, PRODUCT_BYTES // (8 * met))),
         )
-        if len(rows) == 0 and self._before is not None:  # of a band from a file
-            fit = replace(fit, shares=self._before.shares, far=self._before.far)
+        if len(rows) == 0 and before is not None:  # of a band from a file
+            fit = replace(fit, shares=before.shares, far=before.far)
         else:
             few = rows.between(0, self._n_leverages)
             fit = with_leverages(fit, network, few, exact)

@@ -16,6 +16,7 @@ from ..data.row_record import Sample, SeenRows
 from ..engines import Covariance, Engine, SpectralCovariance, Spectrum
 from ..engines.sandwich import Sandwich
 from ..error_report import ErrorReport
+from ..errors import ChangedShapeError
 from ..machine import on_free_cores
 from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
 from ..network.layers.hooks import Layers
@@ -25,11 +26,9 @@ from ..results import Side
 from ..storage.encoding import storable
 
 ADVICE = "look at the scale of that row, and for NaN among the weights"
-N_ROWS_TO_JUDGE = 8  # from so many rows on it is judged whether the network fits to them
+N_ROWS_TO_JUDGE, MANY_ROWS = 8, 256  # whether the network fits; evaluation takes longer than a look at the machine
 TOLERABLE_WIDTH_ERROR = 0.05
-MANY_ROWS = 256  # whose evaluation takes longer than a look at what else runs on the machine
-WAITING_BYTES = 2**25  # of gradients that wait for others
-QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues of a matrix of this size take a moment
+WAITING_BYTES, QUICK_SPECTRUM_SIZE = 2**25, 1_000  # gradients that wait for others; eigenvalues that take a moment
 
 Outputs = tuple[int, ...]  # numbers of outputs of the network
 Bounds = tuple[np.ndarray, np.ndarray]  # lower and upper, of y − ŷ
@@ -248,7 +247,10 @@ def evaluate_sample(network: Network, sample: Sample, function: RowFunction, row
 def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple[Tensor, GradientBatch]]:
     """Yield outputs and gradients, all finite, for some of the outputs at a time; `first` numbers the first row."""
     for group in network.groups(x):
-        outputs, gradients = network.gradients(x, group)
+        try:
+            outputs, gradients = network.gradients(x, group)
+        except ChangedShapeError as error:
+            raise ChangedShapeError(f"rows {first} to {first + len(x) - 1}: {error}") from None
         check_outputs(outputs, first)
         if not gradients.surely_finite:
             norms = torch.from_numpy(gradients.squared_norms).reshape(-1, len(x)).T

@@ -1,7 +1,6 @@
 """`FitSpec`: everything that a fit depends on besides the data."""
 
 import glob
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from ..damping import Damping
-from ..data.batches import Batches, read, read_inputs
-from ..data.inputs import MANY_ROWS, Inputs
+from ..data.batches import Batches, read
+from ..data.inputs import MANY_ROWS, Inputs, is_loader
+from ..data.items import Collate, LabelledItems, OpaqueBatch, rows_of
 from ..engines import Engine
-from ..errors import EmptyDataError, said_once, warn
+from ..errors import warn
 from ..machine import free_memory
 from ..network.checks import last_layer
 from ..network.model_copy import ModelCopyCache, ParameterChoice, layer_of, select_parameters, unwrap
 from ..network.network import Head, Network, plain_autograd
 from ..network.probes import Probes
 from ..network.returned import Pick, positive_variances
-from ..results import concatenated
 from ..storage.encoding import describe_setting
 from ..transforms import InputTransform
 from ..validation import check_bool, check_callable, check_int, check_limits
@@ -31,6 +30,7 @@ from .fit import Fit, KnownRows, Method, Reference, RowFunction, check_outputs, 
 from .tasks import Task
 
 CROSSED = "the quantiles of {} of {} rows are in the wrong order: they are sorted; look at the network's training"
+NOT_COMPARED = ("memory", "time", "batch", "collate")  # which change no result of the same rows
 SMALLEST_HALF_WIDTH = 1e-3  # of quantiles, in root mean squared errors of the training rows
 
 
@@ -61,12 +61,13 @@ class FitSpec:
     batch: Callable[[Any], tuple[Any, Any]] | None = None
     input_transform: InputTransform | None = None
     probes: int | None = None  # combinations of each row's outputs; None: as many as are needed, where they help
+    collate: Collate | None = None
     networks: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
     companions: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_limits(self.memory, self.time)
-        for name in ("output", "batch"):
+        for name in ("output", "batch", "collate"):
             check_callable(getattr(self, name), name)
         check_bool(self.task.per_output, "per_output")
         if self.probes is not None:
@@ -164,6 +165,8 @@ class FitSpec:
 
     def inputs(self, x: Any) -> Inputs:
         """Return a user's inputs as the network takes them; `Inputs` are that already."""
+        if not isinstance(x, Inputs) and (self.collate is not None or isinstance(x, OpaqueBatch)):
+            return rows_of(x, self.collate)
         if self.input_transform is None or isinstance(x, Inputs):
             return Inputs.of(x)
         return self.input_transform(x, self.network().model_copy.input_dtype)
@@ -185,27 +188,18 @@ class FitSpec:
         """Return the user's data as batches; `extras` are weights and clusters of the rows of arrays."""
         if y is not None:
             self.task.check_raw_targets(y)
+        elif self.collate is not None:
+            data = LabelledItems(data, self.collate)
         return read(data, y, n_rows, self.batch, self.inputs, self.task.read_targets, **extras)
+
+    def takes_loader(self, x: Any) -> bool:
+        """Return whether rows come in batches: of a loader, not as the items that `collate` takes."""
+        return self.collate is None and is_loader(x)
 
     def read_answers(self, loader: Any) -> Batches:
         """Return the user's data as batches, with targets as they are, in the units of `predict`."""
+        loader = loader if self.collate is None else LabelledItems(loader, self.collate)
         return read(loader, None, None, self.batch, self.inputs)
-
-    def of_batches(self, ask: Callable[..., Any], loader: Any, *args: Any, **options: Any) -> Any:
-        """Return what a function of inputs gives for the batches of a loader, concatenated."""
-        if options.get("sample_weight") is not None:
-            raise TypeError("sample_weight= goes with arrays; for a loader let batch= return (x, y, sample_weight)")
-        if name := next((name for name in ("groups", "weights") if options.get(name) is not None), None):
-            raise TypeError(f"{name}= goes with arrays: give the inputs of all rows as one, not a loader")
-        takes_weights = "sample_weight" in inspect.signature(ask).parameters
-        parts = []
-        with said_once():
-            for x, weight in read_inputs(loader, self.batch):
-                weights = {"sample_weight": weight} if takes_weights and weight is not None else {}
-                parts.append(ask(x, *args, **options | weights))
-        if not parts:
-            raise EmptyDataError("the loader has given no batch (a generator can be read only once)")
-        return concatenated(parts)
 
     def memory_per_fit(self, n_fits: int) -> float | None:
         """Return the bytes that each of several fits may take; None: as much as the plan allows a single one."""
@@ -328,7 +322,9 @@ class FitSpec:
 
     def functions(self) -> dict[str, str]:
         """Return names of the functions that it was constructed with, which no file can hold."""
-        given = {"output": self.output, "batch": self.batch, "variance": self.task.variance}
+        given = {name: getattr(self, name) for name in ("output", "batch", "collate")} | {
+            "variance": self.task.variance
+        }
         names = {name: describe_setting(each) for name, each in given.items() if callable(each)}
         if self.task.scaler is not None:
             names["target_transform"] = type(self.task.scaler).__name__
@@ -339,4 +335,4 @@ class FitSpec:
     def configuration(self) -> dict[str, str]:
         """Return all that matters for the result of a fit as texts: equal where fits can be resumed or merged."""
         given = {"kind": type(self.task).__name__, **self.options(), **self.functions()}
-        return {name: describe_setting(v) for name, v in given.items() if name not in ("memory", "time", "batch")}
+        return {name: describe_setting(v) for name, v in given.items() if name not in NOT_COMPARED}

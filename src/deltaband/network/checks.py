@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ..data.inputs import Inputs
-from ..errors import NoGradientError
+from ..errors import ChangedShapeError, NoGradientError
 from .layers import hooks
 from .layers.factors import DenseRows, OuterProducts, Part, cheapest
 from .layers.hooks import SHARED, Evaluate, Layers, Places, is_known, names_of
+from .layers.segments import SEGMENTS
 from .model_copy import ModelCopy
 
 COMPARED_COLUMNS = 2**20  # at a time
@@ -81,10 +82,12 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
                     y = evaluate(x)
             except Exception:  # a network that uses torch.func refuses such hooks; any other fails once more
                 y = evaluate(x)
+        except ChangedShapeError:
+            raise
         except Exception as error:
             integer = any(not tensor.is_floating_point() for tensor in x.tensors)
             hint = "; if these are not indices of an Embedding, pass x.float()" if integer and x.single else ""
-            flat = x.single and x.tensors[0].ndim == 1 and not integer
+            flat = x.single and any(tensor.ndim == 1 for tensor in x.tensors) and not integer
             hint += "; if each row is one feature, pass x[:, None]" if flat else ""
             hint += "" if x.single else f"; its forward takes {inspect.signature(model.module.forward)}"
             raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
@@ -144,6 +147,17 @@ def _check_output(y: Any, b: int) -> None:
         )
 
 
+def as_rows(model: ModelCopy, x: Inputs, y: Tensor) -> Tensor:  # (b, …) -> (b, M)
+    """Return the outputs of rows as a matrix; raise if rows of this kind returned another number of outputs before."""
+    y, known = y.reshape(len(x), -1), model.accepted.get(x.row_format) or model.accepted.get(x.alone().row_format)
+    if known is not None and y.shape[1] != (before := math.prod(known.shape)):
+        raise ChangedShapeError(
+            f"the network returns {y.shape[1]} numbers for each of these rows, and returned {before} for the "
+            "first ones: all rows need the same number; pad them, or pick some with output="
+        )
+    return y
+
+
 def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, *which: int) -> None:
     """Raise unless some rows have the same outputs alone as in y (b, m), among all of these rows, and every time."""
     for row in which:
@@ -177,7 +191,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
 def distinct_rows(x: Inputs, most: int) -> Inputs:
     """Return up to `most` rows that differ; a single row and a copy of it with some noise, where that is possible."""
     rows = x[np.unique(np.linspace(0, len(x) - 1, most).round().astype(int))]
-    if len(rows) > 1 and not all(bool((tensor == tensor[:1]).all()) for tensor in rows.tensors):
+    if not rows.tensors or (len(rows) > 1 and not all(bool((each == each[:1]).all()) for each in rows.tensors)):
         return rows
     rows, generator = rows[:1], torch.Generator().manual_seed(0)
     if not any(tensor.is_floating_point() for tensor in rows.tensors):
@@ -192,14 +206,15 @@ def distinct_rows(x: Inputs, most: int) -> Inputs:
     return Inputs.cat([rows, rows.map(noisy)])
 
 
-def probe_layers(model: nn.Module, evaluate: Evaluate, b: int) -> tuple[Layers, Tensor]:
-    """Test every layer on b rows; return what was found, and the outputs (b, m).
+def probe_layers(model: nn.Module, evaluate: Evaluate, b: int, by_item: bool = False) -> tuple[Layers, Tensor]:
+    """Test every layer on b rows; return what was found, and the outputs (b, m). Rows `by_item` are no rows of tensors.
 
     Rows whose gradients are zero or equal show nothing, so at least two others are needed; a layer that cannot be
     tested gets rows of its own, and so does one that is not called, whose weights may be used all the same.
     """
     layers = hooks.candidates(model)
-    dims = {name: (0,) if isinstance(layer, nn.RNNBase) else (0, 1) for name, layer in layers.items()}
+    some = (SEGMENTS, 0) if by_item else (0, 1)
+    dims = {name: (0,) if isinstance(layer, nn.RNNBase) else some for name, layer in layers.items()}
     y, found = _verify_candidates(model, evaluate, b, layers, dims)
     tables = {n: each for n, each in layers.items() if n not in found and isinstance(each, nn.Embedding)}
     if tables:
@@ -235,12 +250,16 @@ def _verify_candidates(
     # of several outputs a mixture: gradients are linear in it
     y = outputs @ torch.linspace(1.0, 2.0, outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
     deltas = hooks.deltas_of(y, calls, retain_graph=True)
+    by_item = {name: calls[name] for name in layers if SEGMENTS in dims[name]}
+    rows = hooks.by_item(outputs, by_item)
     guesses: dict[str, dict[int, Part]] = {}
     for name, layer in layers.items():
         for dim in dims[name] if calls[name] else ():
             # without rows in this dimension, or a rule in torch.func, the layer is not such a one
             with suppress(Exception), hooks.no_inner_loops():
-                guesses.setdefault(name, {})[dim] = hooks.part_of(layer, calls[name], deltas[name], b, dim)
+                guesses.setdefault(name, {})[dim] = hooks.part_of(
+                    layer, calls[name], deltas[name], b, dim, rows.get(name)
+                )
     signatures: dict[str, list[float]] = {name: [] for name in guesses}
     names = {name: names_of(name, layers[name]) for name in guesses}
     trainable = {name: w for name, w in model.named_parameters() if any(name in each for each in names.values())}

@@ -126,19 +126,17 @@ class ModelCopy:
     def __init__(
         self, model: nn.Module, parameters: ParameterChoice = "all", output: Pick = None, own_weights: bool = False
     ) -> None:
-        model = unwrap(model)
-        self.output = output
+        model, self.output = unwrap(model), output
         self.module = eval_copy(model, select_parameters(model, parameters), own_weights)
         self.trainable = {name: w for name, w in self.module.named_parameters() if w.requires_grad}
         self.parameters = {name: w.detach() for name, w in self.trainable.items()}
-        tensors = self.parameters.values()
         for name, w in self.parameters.items():
             if w.dtype not in (torch.float32, torch.float64):
-                real = "convert a copy of the model first, for instance with copy.deepcopy(model).float()"
-                parts = "write it as its real and imaginary parts, or leave it out with parameters="
-                hint = parts if w.is_complex() else real
+                hint = "convert a copy of the model first, for instance with copy.deepcopy(model).float()"
+                if w.is_complex():
+                    hint = "write it as its real and imaginary parts, or leave it out with parameters="
                 raise TypeError(f"parameter {name!r} is {w.dtype}, expected float32 or float64: {hint}")
-        if not tensors:
+        if not (tensors := self.parameters.values()):
             raise ValueError("the model has no trainable parameters: set requires_grad=True on those that were trained")
         if not any(w.numel() for w in tensors):
             raise ValueError("the model's trainable parameters have no elements")
@@ -156,15 +154,17 @@ class ModelCopy:
 
     def __call__(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Any:
         """Return the output for some rows, with the module's own parameters or others."""
-        args, kwargs = x.arguments(self.module.forward)
-        y = functional_call(self.module, parameters, args, kwargs) if parameters else self.module(*args, **kwargs)
-        return y if self.output is None else self.output(y)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            y = functional_call(self.module, parameters, args, kwargs) if parameters else self.module(*args, **kwargs)
+            return y if self.output is None else self.output(y)
+
+        return x.evaluated(call, self.module.forward)
 
     def prepare(self, x: Any) -> Inputs:
         """Copy `x`, which a pass may write to, to the module's device, and to its dtype where it is not integer."""
-        return Inputs.of(x).map(
-            lambda x: x.detach().to(self.device, self.input_dtype if x.is_floating_point() else None, copy=True)
-        )
+        device, dtype = self.device, self.input_dtype
+        return Inputs.of(x).map(lambda x: x.detach().to(device, dtype if x.is_floating_point() else None, copy=True))
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

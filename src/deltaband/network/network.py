@@ -105,7 +105,7 @@ class Network:
 
     def evaluate(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:  # (b, n_outputs)
         """Compute the head's outputs, or combinations of them, with the network's own parameters or others."""
-        y = self.model_copy(x, parameters).reshape(len(x), -1)
+        y = checks.as_rows(self.model_copy, x, self.model_copy(x, parameters))
         y, c = y if self.head is None else self.head(y), x.extras.get(COMBINATION)
         return y if c is None else torch.einsum("brm,bm->br", c, y)
 
@@ -180,7 +180,7 @@ class Network:
         with plain_autograd(self.device):
             try:
                 y = self._fresh(x, self.parameters)
-                layers, again = checks.probe_layers(self.eval_copy, lambda: self._fresh(x), len(x))
+                layers, again = checks.probe_layers(self.eval_copy, lambda: self._fresh(x), len(x), not x.tensors)
                 checks.check_repeatable(y.detach(), again)
                 checks.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
             except RuntimeError as error:

@@ -37,7 +37,7 @@ class Probes:
 
     def combinations(self, x: Inputs, n_outputs: int, like: Tensor) -> Tensor:  # (b, r, m)
         """Return cₖ of these rows, with the roots of their weights as factors where they have any."""
-        numbers = np.stack([row_hashes(tensor) for tensor in x.tensors])
+        numbers = np.stack([row_hashes(tensor) for tensor in x.hashed])
         found = np.empty((len(x), self.count, n_outputs), dtype=np.int8)
         size = self.count * n_outputs
         for row, key in zip(found, numbers.T.tolist(), strict=True):

@@ -125,6 +125,7 @@ def load(
     strict: bool = True,
     output: Any = None,
     batch: Any = None,
+    collate: Any = None,
     variance: Any = None,
     input_transform: Any = None,
     target_transform: Any = None,
@@ -137,6 +138,7 @@ def load(
         strict: Whether other weights are an error, which names the first that differs; else a warning.
         output, variance: The functions that it was constructed with, which are not in the file; others are an error.
         batch: The function that turns batches of a loader into inputs and targets, if loaders are to be read.
+        collate: The function that makes batches of items.
         input_transform, target_transform: The function or scaler that it was constructed with; a pair (mean, std) and
             scikit-learn's StandardScaler, MinMaxScaler, MaxAbsScaler and RobustScaler are in the file.
 
@@ -151,10 +153,10 @@ def load(
         tree, about = json.loads(texts["tree"]), json.loads(texts["band"])
         stored = StoredBand(Path(path), about["parameters"], Decoder(tensors)(tree["options"]), tree, tensors)
         needed, restore = about["functions"], registered(about["kind"]).from_stored
-    given = {"output": output, "batch": batch, "variance": variance}
+    given = {"output": output, "batch": batch, "collate": collate, "variance": variance}
     given |= {"input_transform": input_transform, "target_transform": target_transform}
     for name, value in given.items():
-        if name in needed and value is None and name != "batch":  # which only loaders need
+        if name in needed and value is None and name not in ("batch", "collate"):  # how to read
             function = f"{name}={needed[name]}, which no file holds"
             raise ArtefactError(f"{path} was fitted with {function}: give {name}= again")
         if name not in needed and value is not None:

@@ -97,7 +97,8 @@ class Encoder:
             if isinstance(value, of_kind):
                 return {kind: self(write(value))}
         advice = "decorate an engine with @register, another dataclass with @storable"
-        raise TypeError(f"{cls.__name__} is not registered and cannot be saved: {advice}")
+        own = f"{cls.__name__} is not registered and cannot be saved: {advice}"
+        raise TypeError(getattr(cls, "unstorable", own))
 
     def _field(self, value: Any) -> Any:
         """Encode a field; of a function only the name is kept."""

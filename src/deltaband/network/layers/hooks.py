@@ -24,6 +24,7 @@ from ...data.inputs import Inputs
 from ...storage.encoding import storable
 from .factors import LAYER_RULES, DenseRows, Part, cheapest, compact, joined
 from .recurrent import recurrent
+from .segments import SEGMENTS, owners, padded
 
 SHARED = -1  # instead of a dimension: the layer's input has no rows, as for the positions of a sequence
 DEPENDS_ON_NOTHING = (
@@ -99,6 +100,7 @@ def parts(
     modules = {name: model.get_submodule(name) for name in layers.batch_dims}
     shared = {name for name, dim in layers.batch_dims.items() if dim == SHARED}
     y, calls = forward(evaluate, modules, b, shared, sparse=keep_graph)
+    paddings = by_item(y, {name: calls[name] for name, dim in layers.batch_dims.items() if dim == SEGMENTS})
     wanted = [
         not any(call.given not in layers.given.get(name, (call.given,)) for call in calls[name])
         and not any(each in left_out for each in names)
@@ -111,7 +113,9 @@ def parts(
             if (made := found[layer]) is None:
                 continue
             try:
-                made.append(compact(cheapest(part_of(modules[name], calls[name], deltas[name], b, dim))))
+                made.append(
+                    compact(cheapest(part_of(modules[name], calls[name], deltas[name], b, dim, paddings.get(name))))
+                )
             except Exception:
                 found[layer] = None
     return y, found
@@ -233,8 +237,23 @@ def deltas_of(y: Tensor, calls: dict[str, list[Call]], retain_graph: bool = Fals
     }
 
 
-def part_of(layer: nn.Module, calls: list[Call], deltas: list[Deltas], b: int, dim: int) -> Part:
+def by_item(y: Tensor, calls: dict[str, list[Call]]) -> dict[str, list[Tensor | None]]:
+    """Return which item each row of these layers belongs to, for each of their calls."""
+    found = partial(deltas_of, calls=calls, retain_graph=True)
+    return owners(y, found) if calls and y.requires_grad else {}
+
+
+def part_of(
+    layer: nn.Module,
+    calls: list[Call],
+    deltas: list[Deltas],
+    b: int,
+    dim: int,
+    rows: Sequence[Tensor | None] | None = None,  # the items of the rows of each call, for SEGMENTS
+) -> Part:
     """Compute the gradient of a layer, over all its calls."""
+    if dim == SEGMENTS:
+        calls, deltas, dim = *padded(calls, deltas, b, rows or ()), 0
     made: list[Part] = []
     for call, arrived in zip(calls, deltas, strict=True):
         if all(delta is None for delta in arrived):
