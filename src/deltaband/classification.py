@@ -20,6 +20,7 @@ from .fitting.spec import FitSpec
 from .network.log_odds import log_odds, log_odds_of_prediction
 from .network.model_copy import ParameterChoice
 from .network.network import Head
+from .network.precision import Precision
 from .results import ClassIntervals, Intervals, like, parse_levels
 from .storage.encoding import storable
 from .transforms import InputTransform
@@ -56,7 +57,8 @@ class ClassificationIntervals(Estimator):
         per_output: Whether each class is taken alone, with the Fisher matrix of its one-vs-rest probability instead of
             F: the paper's suggestion. It ignores what the other classes teach about the shared weights, and is wider.
             For two classes both are the same.
-        engine, memory, time, parameters, output, batch, collate, input_transform, probes: As in `PredictionIntervals`.
+        engine, memory, time, parameters, output, batch, collate, input_transform, probes, precision: As in
+            `PredictionIntervals`.
     """
 
     _calibration: LabelCalibration | None  # type: ignore[assignment]
@@ -79,6 +81,7 @@ class ClassificationIntervals(Estimator):
         input_transform: Any = None,
         probes: int | None = None,
         collate: Collate | None = None,
+        precision: Precision = None,
     ) -> None:
         rule = damping_rule(model, parameters, optimizer, damping, weight_decay, "cross_entropy")
         if not rule.is_known:
@@ -96,8 +99,8 @@ class ClassificationIntervals(Estimator):
                 raise ValueError(f"classes={list(numbers)} holds a class more than once")
         self._task = Classification(numbers, isinstance(classes, int | np.integer), predicted, per_output)
         transform = InputTransform.of(input_transform)
-        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes, collate)
-        super().__init__(FitSpec(model, self._task, rule, *settings))
+        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes)
+        super().__init__(FitSpec(model, self._task, rule, *settings, collate, precision))
 
     @by_batches
     def predict(self, x: Any, level: float | Sequence[float] = 0.95) -> ClassIntervals:

@@ -25,6 +25,7 @@ from .fitting.spec import FitSpec
 from .fitting.tasks import Regression
 from .forecaster import Forecaster
 from .network.model_copy import ParameterChoice
+from .network.precision import Precision
 from .online import DeltaScale, Monitor, Online
 from .results import parse_levels
 from .storage.encoding import storable
@@ -82,6 +83,8 @@ class PredictionIntervals(Forecaster):
             dictionary of tensors, or of any other kind an `OpaqueBatch`.
         collate: A function that makes of a list of items, objects of any type such as graphs, the network's inputs and
             targets, or (inputs, None). All methods then take a list or a `Dataset` of items instead of inputs.
+        precision: "float32" for a model with weights in bfloat16 or half precision, or with `torch.autocast` in its
+            `forward`: the copy that gradients and predictions come from is in float32, all of it.
         input_transform: What raw inputs go through before the network gets them: a pair (mean, std) of numbers or of
             arrays with one for each feature, a fitted scaler, or a function of the inputs. Every method then takes raw
             inputs. Pairs and scikit-learn's affine scalers are saved with the band, functions are not.
@@ -123,6 +126,7 @@ class PredictionIntervals(Forecaster):
         output: Callable[[Any], Tensor] | None = None,
         batch: Callable[[Any], tuple[Any, Any]] | None = None,
         collate: Collate | None = None,
+        precision: Precision = None,
         input_transform: Any = None,
         target_transform: Any = None,
         targets: Literal["scaled", "original"] = "scaled",
@@ -138,8 +142,8 @@ class PredictionIntervals(Forecaster):
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
         self._task = Regression.of(outputs, per_output, target_transform, targets, noise, variance, quantiles, robust)
         transform = InputTransform.of(input_transform)
-        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes, collate)
-        super().__init__(FitSpec(model, self._task, rule, *settings))
+        settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes)
+        super().__init__(FitSpec(model, self._task, rule, *settings, collate, precision))
 
     def calibrate(
         self,

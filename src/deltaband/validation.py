@@ -82,7 +82,8 @@ def check_bool(value: Any, name: str) -> None:
 def check_choice(value: Any, name: str, choices: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         *most, last = map(repr, choices)
-        raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
+        known = f"{', '.join(most)} or {last}" if most else last
+        raise ValueError(f"{name} must be {known}, got {value!r}")
 
 
 def check_callable(value: Any, name: str) -> None:

@@ -284,7 +284,7 @@ class Ranges:
         for (label, tensor), low, high in zip(x._by_label().items(), self.lowest, self.highest, strict=True):
             if low is None or high is None or not tensor.is_floating_point() or tensor.numel() == 0:
                 continue
-            values = tensor.numpy(force=True).reshape(len(x), -1)
+            values = (tensor if tensor.itemsize > 2 else tensor.float()).numpy(force=True).reshape(len(x), -1)
             if low.ndim and values.shape[1] != len(low):
                 low, high = np.asarray(low.min()), np.asarray(high.max())
             yield label, values, low, high

@@ -20,11 +20,12 @@ from ..machine import free_memory
 from ..network.checks import last_layer
 from ..network.model_copy import ModelCopyCache, ParameterChoice, layer_of, select_parameters, unwrap
 from ..network.network import Head, Network, plain_autograd
+from ..network.precision import Precision
 from ..network.probes import Probes
 from ..network.returned import Pick, positive_variances
 from ..storage.encoding import describe_setting
 from ..transforms import InputTransform
-from ..validation import check_bool, check_callable, check_int, check_limits
+from ..validation import check_bool, check_callable, check_choice, check_int, check_limits
 from . import sanity
 from .fit import Fit, KnownRows, Method, Reference, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
@@ -62,6 +63,7 @@ class FitSpec:
     input_transform: InputTransform | None = None
     probes: int | None = None  # combinations of each row's outputs; None: as many as are needed, where they help
     collate: Collate | None = None
+    precision: Precision = None
     networks: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
     companions: ModelCopyCache = field(default_factory=ModelCopyCache, repr=False, compare=False)
 
@@ -69,6 +71,8 @@ class FitSpec:
         check_limits(self.memory, self.time)
         for name in ("output", "batch", "collate"):
             check_callable(getattr(self, name), name)
+        if self.precision is not None:
+            check_choice(self.precision, "precision", ("float32",))
         check_bool(self.task.per_output, "per_output")
         if self.probes is not None:
             check_int(self.probes, "probes")
@@ -86,7 +90,9 @@ class FitSpec:
     def network(self, head: Head | None = None, fit: Fit | None = None) -> Network:
         """Return the network with this head and the layers that a fit's covariance asks for; to keep it, copy it."""
         layers = None if fit is None else fit.asked_layers
-        return Network(self.networks.get(self.model, self.parameters, self._picks[0]), layers, head=head)
+        return Network(
+            self.networks.get(self.model, self.parameters, self._picks[0], self.precision), layers, head=head
+        )
 
     @property
     def takes_last_layer(self) -> bool:
@@ -111,7 +117,7 @@ class FitSpec:
 
     def companion(self, x: Inputs) -> np.ndarray:  # (b, k) float64
         """Return what the model returns with its predictions: their variances, or the quantiles around them."""
-        network = Network(self.companions.get(self.model, self.parameters, self._picks[1]))
+        network = Network(self.companions.get(self.model, self.parameters, self._picks[1], self.precision))
         return network.outputs(x).cpu().double().numpy()
 
     def noise_variances(self, x: Inputs, outputs: Sequence[int], n_returned: int, first: int = 0) -> np.ndarray:
@@ -203,9 +209,11 @@ class FitSpec:
 
     def memory_per_fit(self, n_fits: int) -> float | None:
         """Return the bytes that each of several fits may take; None: as much as the plan allows a single one."""
+        own = self.network().model_copy.own_bytes  # which are no longer free
+        memory = None if self.memory is None else max(self.memory - own, 0.0)
         if n_fits == 1:
-            return self.memory
-        total = self.memory if self.memory is not None else free_memory() * (0.5 if self.engine is None else 1.0)
+            return memory
+        total = memory if memory is not None else free_memory() * (0.5 if self.engine is None else 1.0)
         return total / n_fits
 
     def model_outputs(self, x: Inputs) -> Tensor:  # (b, M) float64
@@ -312,7 +320,7 @@ class FitSpec:
             "damping": self.damping.damping,
             "weight_decay": self.damping.weight_decay,
             "engine": "auto" if self.engine is None else self.engine,
-            **{name: getattr(self, name) for name in ("memory", "time", "probes")},
+            **{name: getattr(self, name) for name in ("memory", "time", "probes", "precision")},
             "parameters": parameters,
             "per_output": self.task.per_output,
             "input_transform": None if self.input_transform is None else self.input_transform.affine,

@@ -22,7 +22,7 @@ from .layers import hooks
 from .layers.factors import DenseRows, OuterProducts, Part, cheapest
 from .layers.hooks import SHARED, Evaluate, Layers, Places, is_known, names_of
 from .layers.segments import SEGMENTS
-from .model_copy import ModelCopy
+from .model_copy import ModelCopy, layer_of
 
 COMPARED_COLUMNS = 2**20  # at a time
 CERTIFIED_TO = {torch.float32: 1e-4, torch.float64: 1e-9}  # relative; more is not rounding
@@ -90,10 +90,13 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
             flat = x.single and any(tensor.ndim == 1 for tensor in x.tensors) and not integer
             hint += "; if each row is one feature, pass x[:, None]" if flat else ""
             hint += "" if x.single else f"; its forward takes {inspect.signature(model.module.forward)}"
+            if model.precision is not None and "dtype" in str(error):
+                hint += "; it is in float32 here, and forward converts to a lower precision itself"
             raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
     if coarse:
         raise TypeError(
-            f"the network computes {coarse[0]}, too coarse for JᵀJ: use no torch.autocast, or enabled=self.training"
+            f"the network computes {coarse[0]}, too coarse for JᵀJ: use no torch.autocast, or enabled=self.training, "
+            "or give precision='float32', for a copy without it"
         )
     _check_output(y, b)
     if versions != [w._version for w in parameters]:
@@ -108,28 +111,29 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
 
 
 def last_layer(model: ModelCopy, x: Inputs) -> str | None:
-    """Return the name of the layer that runs last of those that the output depends on; None where that is unknown."""
-    returned: list[tuple[str, Tensor]] = []
+    """Return the name of the layer that runs last of those whose weights the output depends on; None if there is none.
 
-    def mark(name: str, tensor: Any) -> Any:
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            return tensor
-        returned.append((name, tensor if tensor.requires_grad else tensor.detach().requires_grad_()))
-        return returned[-1][1].clone()  # what follows may work in place
+    What a layer returns would not do: forces depend on the weights of a layer that returns the energy, not on that.
+    """
+    ran: list[str] = []
+    own = {name: w for name, w in model.module.named_parameters() if w.is_floating_point()}
+    weights = {name: w.detach().requires_grad_() for name, w in own.items()}
 
-    def watch(name: str, module: nn.Module, args: Any, output: Any) -> Any:
-        return tuple(mark(name, each) for each in output) if isinstance(output, tuple) else mark(name, output)
+    def watch(name: str, *_: Any) -> None:
+        ran.append(name)
 
     with ExitStack() as stack:
         for name, module in model.module.named_modules():
             if name in model.layer_names:
                 stack.callback(module.register_forward_hook(partial(watch, name)).remove)
-        y = model(model.prepare(x[:2]))
-    if not isinstance(y, Tensor) or not y.requires_grad or not returned:
+        y = model(model.prepare(x[:2]), weights)
+    if not isinstance(y, Tensor) or not y.requires_grad:
         return None
-    gradients = torch.autograd.grad(y.sum(), [tensor for _, tensor in returned], allow_unused=True)
-    used = [name for (name, _), gradient in zip(returned, gradients, strict=True) if gradient is not None]
-    return used[-1] if used else None
+    gradients = torch.autograd.grad(y.sum(), list(weights.values()), allow_unused=True)
+    taken = {id(w) for w, gradient in zip(own.values(), gradients, strict=True) if gradient is not None}
+    every = model.module.named_parameters(remove_duplicate=False)  # a tied one belongs to several layers
+    used = {layer_of(name) for name, w in every if id(w) in taken}
+    return next((name for name in reversed(ran) if name in used), None)
 
 
 def _check_output(y: Any, b: int) -> None:
@@ -294,6 +298,17 @@ def _equal(part: Part, expected: list[Tensor], scale: float) -> bool:
             return False
         start += len(piece)
     return True
+
+
+def not_certified(name: str, model: ModelCopy) -> ValueError:
+    """Return what to raise if not even the gradients of rows one by one add up to that of their batch."""
+    coarse = [other for other, w in model.module.named_parameters() if w.is_floating_point() and w.itemsize < 4]
+    why = f"the gradients of a batch with respect to {name!r} are not those of its rows one by one: "
+    if coarse:
+        return ValueError(f"{why}{coarse[0]!r}, which they pass through, rounds them; give precision='float32'")
+    return ValueError(
+        f"{why}outputs depend on the other rows of the batch. Leave the parameter out, parameters=, or change the model"
+    )
 
 
 class Certificate(NamedTuple):

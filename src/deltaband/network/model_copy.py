@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property, reduce
 from itertools import chain
 from operator import is_
@@ -25,6 +26,7 @@ from torch.func import functional_call
 from ..data.inputs import Inputs
 from .choice import matching
 from .layers.tables import make_plain
+from .precision import Precision, make_precise, without_autocast
 
 if TYPE_CHECKING:
     from .checks import AcceptedInputs
@@ -32,11 +34,9 @@ if TYPE_CHECKING:
 ParameterChoice = Literal["all", "last"] | Sequence[str] | Callable[[str, nn.Parameter], bool]
 Pick = Callable[[Any], Tensor] | None  # a tensor from whatever the model returns
 OUTSIDE = ("_trainer", "_fabric")  # of a Lightning module: they know all the data
-HASH_SECONDS = 5.0  # between two hashes of all weights, at least
-HASH_SHARE = 0.01  # of the time, at most, that hashes may take
-SAMPLED_ELEMENTS = 16  # about, of each tensor, compared in every call
+HASH_SECONDS, HASH_SHARE = 5.0, 0.01  # between two hashes of all weights at least; of the time that they take at most
+SAMPLED_ELEMENTS, LOOSE_ELEMENTS = 16, 2**16  # compared in every call; of a tensor that is no parameter and no buffer
 SEARCHED_ITEMS, SEARCHED_DEPTH = 1000, 8  # of containers in attributes
-LOOSE_ELEMENTS = 2**16  # of a tensor that is neither a parameter nor a buffer
 IMMUTABLE_TYPE = 1 << 8  # a flag of classes that are not written in Python
 IGNORED = frozenset(("training", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", *OUTSIDE))
 ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, range, torch.dtype, torch.device, torch.Size))
@@ -124,17 +124,17 @@ class ModelCopy:
     """An eval copy of a model, which of its parameters vary, and what is known about the inputs that it accepts."""
 
     def __init__(
-        self, model: nn.Module, parameters: ParameterChoice = "all", output: Pick = None, own_weights: bool = False
+        self, model: nn.Module, parameters: ParameterChoice = "all", output: Pick = None, precision: Precision = None
     ) -> None:
-        model, self.output = unwrap(model), output
-        self.module = eval_copy(model, select_parameters(model, parameters), own_weights)
+        model, self.output, self.precision = unwrap(model), output, precision
+        self.module = eval_copy(model, select_parameters(model, parameters))
+        self.own_bytes = 0 if precision is None else make_precise(self.module)
         self.trainable = {name: w for name, w in self.module.named_parameters() if w.requires_grad}
         self.parameters = {name: w.detach() for name, w in self.trainable.items()}
         for name, w in self.parameters.items():
             if w.dtype not in (torch.float32, torch.float64):
-                hint = "convert a copy of the model first, for instance with copy.deepcopy(model).float()"
-                if w.is_complex():
-                    hint = "write it as its real and imaginary parts, or leave it out with parameters="
+                parts = "write it as its real and imaginary parts, or leave it out with parameters="
+                hint = parts if w.is_complex() else "give precision='float32', for a float32 copy of the whole model"
                 raise TypeError(f"parameter {name!r} is {w.dtype}, expected float32 or float64: {hint}")
         if not (tensors := self.parameters.values()):
             raise ValueError("the model has no trainable parameters: set requires_grad=True on those that were trained")
@@ -147,8 +147,7 @@ class ModelCopy:
         self.rng = np.random.default_rng(0)  # of the factors by which batches are certified
         self.uncertified: set[str] = set()  # parameters of which some batch has needed rows of plain autograd
         self.n_parameters = sum(w.numel() for w in tensors)
-        self.device = next(iter(tensors)).device
-        self.dtype = reduce(torch.promote_types, (w.dtype for w in tensors))
+        self.device, self.dtype = next(iter(tensors)).device, reduce(torch.promote_types, (w.dtype for w in tensors))
         dtypes = {w.dtype for w in self.module.parameters() if w.is_floating_point()}
         self.input_dtype = self.dtype if len(dtypes) == 1 else None  # a frozen half may have another
 
@@ -159,7 +158,8 @@ class ModelCopy:
             y = functional_call(self.module, parameters, args, kwargs) if parameters else self.module(*args, **kwargs)
             return y if self.output is None else self.output(y)
 
-        return x.evaluated(call, self.module.forward)
+        with nullcontext() if self.precision is None else without_autocast():
+            return x.evaluated(call, self.module.forward)
 
     def prepare(self, x: Any) -> Inputs:
         """Copy `x`, which a pass may write to, to the module's device, and to its dtype where it is not integer."""
@@ -199,19 +199,19 @@ class ModelCopyCache:
         """Hash all weights at the next call, in every thread."""
         self._thread = threading.local()
 
-    def get(self, model: nn.Module, parameters: ParameterChoice = "all", output: Pick = None) -> ModelCopy:
+    def get(self, model: nn.Module, *given: Any) -> ModelCopy:
         """Return what `ModelCopy` with the same arguments does; for use in this thread, and until the next call."""
         thread = self._thread  # what is found out while another thread calls `forget` is forgotten, too
         kept: _KeptCopy | None = getattr(thread, "entry", None)
         try:
-            known = kept.accepted if kept is not None and kept.is_valid(unwrap(model), parameters, output) else None
+            known = kept.accepted if kept is not None and kept.is_valid(unwrap(model), *given) else None
             if kept is None or known is None or time.monotonic() > kept.expires:
-                kept = thread.entry = _KeptCopy(model, parameters, output)
+                kept = thread.entry = _KeptCopy(model, *given)
                 kept.accepted.update(known or {})
             return kept
         except Exception:  # not to be followed; or not to be copied, which says so itself
             thread.entry = None
-            return ModelCopy(model, parameters, output)
+            return ModelCopy(model, *given)
 
     def __reduce__(self) -> tuple[type[ModelCopyCache], tuple[()]]:
         return ModelCopyCache, ()

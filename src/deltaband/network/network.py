@@ -20,7 +20,7 @@ from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, Sto
 from .layers import hooks
 from .layers.factors import DenseRows, Part
 from .layers.hooks import Layers, gradient
-from .model_copy import ModelCopy
+from .model_copy import ModelCopy, eval_copy
 from .probes import COMBINATION, EXACT_OUTPUTS, Probes
 
 CERTIFIED_BYTES = 64 * 2**20
@@ -94,9 +94,10 @@ class Network:
 
     def copy(self, *, own_weights: bool = False) -> Network:
         """Return the same network around an eval copy of its own: for another thread, or with a copy of the weights."""
-        copied = ModelCopy(self.eval_copy, output=self.model_copy.output, own_weights=own_weights)
-        copied.accepted.update(self.model_copy.accepted)
-        copied.uncertified.update(self.model_copy.uncertified)
+        known, own = self.model_copy, eval_copy(self.eval_copy, own_weights=True) if own_weights else self.eval_copy
+        copied = ModelCopy(own, output=known.output, precision=known.precision)
+        copied.accepted.update(known.accepted)
+        copied.uncertified.update(known.uncertified)
         return Network(copied, self.layers, self.head, self.probes)
 
     @property
@@ -287,11 +288,7 @@ class Network:
             for names, *parts in zip(wrong, *(of_output.split(sizes, dim=1) for of_output in rows), strict=True):
                 kept[names] = list(map(DenseRows, parts))
                 if certificate is not None and not certificate.holds(names, kept[names]):
-                    raise ValueError(
-                        f"the gradients of a batch with respect to {names[0]!r} are not those of its rows one by one: "
-                        "outputs depend on the other rows of the batch. Leave the parameter out, parameters=, or "
-                        "change the model"
-                    )
+                    raise checks.not_certified(names[0], self.model_copy)
                 self.model_copy.uncertified.update(names)
         return [[shaped(part, [self.parameters[name] for name in names]) for part in kept[names]] for names in owners]
 
