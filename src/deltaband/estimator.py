@@ -104,7 +104,8 @@ class Estimator(Stored):
         group = ProcessGroup() if distributed else driver.OneProcess()
         spec, fits, kept = driver.fit(spec, read, progress, checkpoint, checkpoint_every, group)
         spec.task.check_fits(fits)
-        warn(*spec.task.warnings(fits))  # which may be errors: then nothing has changed
+        if messages := spec.task.warnings(fits):
+            warn(*messages)  # which may be errors: then nothing has changed
         self.spec, self._fits, self._partial, self._calibration = spec, fits, (), None
         if kept is not None:
             kept.remove()

@@ -116,6 +116,9 @@ class Inputs:
         """Return the same rows in memory of their own."""
         return self.map(torch.clone).beside(**{name: extra.clone() for name, extra in self.extras.items()})
 
+    def check_storable(self) -> None:
+        """Raise if no file or process can be given these rows."""
+
     def without_rows(self) -> "Inputs | None":
         """Return what is left of the inputs without their rows: names, shapes and types; None where there are none."""
         return self.alone().map(lambda tensor: tensor[:0].cpu().clone())

@@ -71,6 +71,9 @@ class Objects(Inputs):
         extras = {name: torch.cat([part.extras[name] for part in parts]) for name in parts[0].extras}
         return parts[0] if len(parts) == 1 else parts[0]._of_all(parts).beside(**extras)
 
+    def check_storable(self) -> None:
+        raise TypeError(self.unstorable)
+
     def without_rows(self) -> None:
         return None
 

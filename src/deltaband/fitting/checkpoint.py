@@ -117,6 +117,7 @@ class Checkpoint:
                 f"{self.path} is of a fit to another network, as other numbers show for the first rows: {START_OVER}"
             )
         first, batches = batches.peek()
+        first.x.check_storable()
         self._answers = (first.x, self._spec.model_outputs(first.x))
         return batches
 

@@ -154,6 +154,7 @@ class ProcessGroup(OneProcess):
         with self.step():
             if self.rank == lead:
                 first, batches = batches.peek()
+                first.x.check_storable()
                 asked = (first.x, spec.model_outputs(first.x))
         x, outputs = self.share(asked, lead)
         with self.step():

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..data.batches import EMPTY_DATA_MESSAGE, Batches
 from ..data.inputs import Inputs
-from ..data.items import Objects
 from ..data.row_record import RowSample, Sample
 from ..engines import Engine, Exact, Known, Plan, Problem, plan_fit
 from ..errors import EmptyDataError, warn
@@ -118,8 +117,6 @@ def fit(
         if group.size == 1:
             check_engine(spec, batches, batches.n_rows)
         unsettled, (spec, groups, batches) = spec, _look_if_any(spec, batches, group)
-        if (kept is not None or group.size > 1) and batches.first is not None and not batches.first.x.tensors:
-            raise TypeError(Objects.unstorable)
         if kept is not None and groups:
             batches = kept.check_outputs(batches, found)
     lead, groups, n_rows = group.agree(groups, batches.n_rows)

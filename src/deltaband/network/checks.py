@@ -151,15 +151,12 @@ def _check_output(y: Any, b: int) -> None:
         )
 
 
-def as_rows(model: ModelCopy, x: Inputs, y: Tensor) -> Tensor:  # (b, …) -> (b, M)
-    """Return the outputs of rows as a matrix; raise if rows of this kind returned another number of outputs before."""
-    y, known = y.reshape(len(x), -1), model.accepted.get(x.row_format) or model.accepted.get(x.alone().row_format)
-    if known is not None and y.shape[1] != (before := math.prod(known.shape)):
-        raise ChangedShapeError(
-            f"the network returns {y.shape[1]} numbers for each of these rows, and returned {before} for the "
-            "first ones: all rows need the same number; pad them, or pick some with output="
-        )
-    return y
+def changed_shape(now: int, before: int) -> ChangedShapeError:
+    """Return what to raise if rows have another number of outputs than rows of their kind had before."""
+    return ChangedShapeError(
+        f"the network returns {now} numbers for each of these rows, and returned {before} for the first ones: all rows "
+        "need the same number; pad them, or pick some with output="
+    )
 
 
 def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, *which: int) -> None:

@@ -106,7 +106,9 @@ class Network:
 
     def evaluate(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:  # (b, n_outputs)
         """Compute the head's outputs, or combinations of them, with the network's own parameters or others."""
-        y = checks.as_rows(self.model_copy, x, self.model_copy(x, parameters))
+        y = self.model_copy(x, parameters).reshape(len(x), -1)
+        if (known := self.model_copy.accepted.get(x.alone().row_format)) and y.shape[1] != math.prod(known.shape):
+            raise checks.changed_shape(y.shape[1], math.prod(known.shape))
         y, c = y if self.head is None else self.head(y), x.extras.get(COMBINATION)
         return y if c is None else torch.einsum("brm,bm->br", c, y)
 
