@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .calibration import METHODS, LabelCalibration
+from .calibration import LabelCalibration
 from .data.items import Collate
 from .engines import Engine, parse_engine
 from .errors import warn
@@ -16,15 +16,16 @@ from .estimator import Estimator, by_batches
 from .fitting.classes import Classification
 from .fitting.fit import check_outputs
 from .fitting.optimiser import damping_rule
+from .fitting.several_labels import SeveralLabels
 from .fitting.spec import FitSpec
-from .network.log_odds import log_odds, log_odds_of_prediction
 from .network.model_copy import ParameterChoice
-from .network.network import Head
 from .network.precision import Precision
 from .results import ClassIntervals, Intervals, like, parse_levels
 from .storage.encoding import storable
 from .transforms import InputTransform
-from .validation import check_bool, check_choice, check_int, check_ints
+from .validation import check_bool, check_choice, check_int
+
+TASKS = {task.loss: task for task in (Classification, SeveralLabels)}
 
 
 @storable
@@ -46,14 +47,19 @@ class ClassificationIntervals(Estimator):
     class 0. Log-probabilities do as well; `output=torch.log` makes them from probabilities (`torch.logit` from a
     single one). Labels are whole numbers from 0 to C − 1.
 
+    With `loss="bce"` each of L outputs is the logit of a label that a row has or not, whatever other labels it has:
+    labels are (n, L), 0 or 1, `s_l = z_l`, and `F = Σᵢ Σ_l π_l(1 − π_l) ∇z_l ∇z_lᵀ`. The mean over rows and labels, as
+    `BCEWithLogitsLoss` takes it, gives λ = n·L·wd. What is said of classes below is meant of labels then.
+
     Args:
         model: The trained classifier.
         weight_decay: The coupled weight decay of the optimiser.
         optimizer: The optimiser that trained the model, instead of `weight_decay`; its decay must be coupled.
         damping: λ itself, instead of `weight_decay`.
-        classes: Restricts the answers, and the gradients that they take, to one class or some, or to the one
-            "predicted" for each row. By default all classes, (n, C); for a network with one logit class 1, (n,), as for
-            any class alone.
+        loss: "cross_entropy", or "bce" for networks with several labels a row.
+        classes: Restricts the answers, and the gradients that they take, to one class or some, or for each row to the
+            one "predicted", or as "top5" to that many of the most likely. By default all classes, (n, C); for a network
+            with one logit class 1, (n,), as for any class alone.
         per_output: Whether each class is taken alone, with the Fisher matrix of its one-vs-rest probability instead of
             F: the paper's suggestion. It ignores what the other classes teach about the shared weights, and is wider.
             For two classes both are the same.
@@ -70,7 +76,8 @@ class ClassificationIntervals(Estimator):
         weight_decay: float | None = None,
         optimizer: Optimizer | None = None,
         damping: float | None = None,
-        classes: int | Sequence[int] | Literal["predicted"] | None = None,
+        loss: Literal["cross_entropy", "bce"] = "cross_entropy",
+        classes: int | Sequence[int] | str | None = None,
         per_output: bool = False,
         engine: Engine | str = "auto",
         memory: float | None = None,
@@ -83,21 +90,14 @@ class ClassificationIntervals(Estimator):
         collate: Collate | None = None,
         precision: Precision = None,
     ) -> None:
-        rule = damping_rule(model, parameters, optimizer, damping, weight_decay, "cross_entropy")
+        check_choice(loss, "loss", tuple(TASKS))
+        rule = damping_rule(model, parameters, optimizer, damping, weight_decay, loss)
         if not rule.is_known:
             why = f"{rule.unknown}; " if rule.unknown else ""
             raise ValueError(
                 f"{why}give ClassificationIntervals the optimiser's weight_decay=, or damping=λ: the formula needs it"
             )
-        predicted = isinstance(classes, str) and classes == "predicted"
-        if predicted and per_output:
-            raise ValueError("classes='predicted' goes with per_output=False: per_output=True is a fit for each class")
-        numbers = None
-        if classes is not None and not predicted:
-            numbers = check_ints(classes, "classes must be the number of a class, a list of numbers or 'predicted'")
-            if len(set(numbers)) < len(numbers):
-                raise ValueError(f"classes={list(numbers)} holds a class more than once")
-        self._task = Classification(numbers, isinstance(classes, int | np.integer), predicted, per_output)
+        self._task = TASKS[loss].of(classes, per_output)
         transform = InputTransform.of(input_transform)
         settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes)
         super().__init__(FitSpec(model, self._task, rule, *settings, collate, precision))
@@ -153,7 +153,8 @@ class ClassificationIntervals(Estimator):
             method: "lac", whose sets are the smallest on average, or "aps", which adds labels from the most likely one
                 on until their probabilities suffice, with seeded randomisation: larger sets, more even over easy and
                 hard rows.
-            by_class: Whether the level holds given the true class, for every class; each then needs enough rows.
+            by_class: Whether the level holds given the true class, for every class; each then needs enough rows. With
+                `loss="bce"` a set holds a label of the row with that probability; else it holds all of them together.
             seed: Seed for the randomisation of "aps".
 
         Returns:
@@ -162,7 +163,7 @@ class ClassificationIntervals(Estimator):
         Raises:
             ValueError: If a label is none of the network's, or the data hold no row.
         """
-        check_choice(method, "method", METHODS)
+        check_choice(method, "method", self._task.methods)
         check_bool(by_class, "by_class")
         check_int(seed, "seed", 0)
         fits = self.fits_
@@ -180,6 +181,7 @@ class ClassificationIntervals(Estimator):
             x: Inputs, or a loader of them.
             level: The probability, or several.
             allow_empty: Whether a set may be empty, where no label conforms; otherwise it holds the most likely one.
+                With `loss="bce"` it may in any case, as a row may have no label.
 
         Returns:
             Whether each label is in the set, (n, C), or with several levels (n, C, levels), of the kind of `x`.
@@ -199,7 +201,7 @@ class ClassificationIntervals(Estimator):
             self.spec.warn_of_changed_weights(network, fits[0])
             z = network.outputs(X)
             check_outputs(z)
-            members = calibration.sets(z, levels, allow_empty)
+            members = calibration.sets(z, levels, allow_empty or self._task.several)
         else:
             members = np.zeros((0, calibration.n_classes, len(levels)), dtype=bool)
         return like(x, members[:, :, 0] if np.ndim(level) == 0 else members, torch.bool)
@@ -237,28 +239,27 @@ class ClassificationIntervals(Estimator):
 
     def _evaluate(self, x: Any, what: Literal["variance", "leverage"]) -> tuple[np.ndarray, np.ndarray, Any]:
         """Return log-odds (n, classes), q or h of each, and the classes."""
-        fits, predicted = self.fits_, self._task.predicted
+        fits, task, n_returned = self.fits_, self._task, self.fits_[0].n_returned
         functions = [getattr(self._covariance(fit), what) for fit in fits]
         X = self.spec.known_inputs(fits, x) if what == "variance" else self.spec.inputs(x)
-        binary = fits[0].n_returned <= 2
-        heads: list[Head] = [log_odds if binary else log_odds_of_prediction] * len(fits)
-        if not binary and not predicted:
-            heads = [lambda z, classes=list(fit.outputs): log_odds(z)[:, classes] for fit in fits]  # type: ignore[misc]
-        s, values = self.spec.evaluate(fits, X, functions, heads=heads)
+        s, values = self.spec.evaluate(fits, X, functions, heads=[task.asked(fit.outputs, n_returned) for fit in fits])
         classes: Any = tuple(c for fit in fits for c in fit.outputs)
         if len(s) == 0:
-            s = np.zeros((0, 1 if predicted else len(classes)))
-            return s, s, like(x, np.zeros(0, dtype=np.int64), torch.int64) if predicted else classes
+            s = np.zeros((0, task.top or len(classes)))
+            return s, s, self._numbered(x, s) if task.top else classes
         found = np.stack(values, axis=1)
-        if predicted:
-            likely = s[:, 0] > 0 if binary else self.spec.network().outputs(X).argmax(dim=1).cpu().numpy()
-            return np.abs(s) if binary else s, found, like(x, likely.astype(np.int64), torch.int64)
-        if binary:  # evaluated once
-            s = s * [1.0 if c == 1 else -1.0 for c in classes]
-            found = np.repeat(found, len(classes), axis=1)
-        return s, found, classes
+        if task.is_binary(n_returned):  # evaluated once
+            s, found = np.concatenate([-s, s], axis=1), np.repeat(found, 2, axis=1)
+            chosen = np.argsort(-s, axis=1, kind="stable")[:, : task.top] if task.top else np.array([classes])
+            s, found = (np.take_along_axis(each, chosen, axis=1) for each in (s, found))
+        elif task.top:
+            chosen = self.spec.network().outputs(X).topk(task.top, dim=1).indices.cpu().numpy()
+        return s, found, self._numbered(x, chosen) if task.top else classes
+
+    def _numbered(self, x: Any, classes: np.ndarray) -> Any:
+        return like(x, (classes[:, 0] if self._task.single else classes).astype(np.int64), torch.int64)
 
     def _like(self, x: Any, values: np.ndarray, toward: float | None = None) -> Any:
         fit, task = self._fits[0], self._task
-        single = task.single or task.predicted or (task.classes is None and fit.n_returned == 1)
+        single = task.single or (task.classes is None and not task.top and fit.n_returned == 1)
         return like(x, values[:, 0] if single else values, fit.dtype, toward)

@@ -14,6 +14,7 @@ WEIGHT_DECAY_FACTORS = {
     "weighted_mean": 1 / 2,
     "gaussian_nll": 1.0,
     "cross_entropy": 1.0,
+    "bce": 1.0,
 }
 LOSSES_PER_ROW = ("sum", "cross_entropy")  # the others are means over all outputs of all rows
 SMALLEST_VALUE, LARGEST_VALUE = 1e-100, 1e100  # their squares are still finite and positive
@@ -29,7 +30,8 @@ class Damping:
         damping: λ itself.
         weight_decay: The weight decay of the training, from which λ follows.
         loss: The loss of the training: "mean", "half_mean" or "sum" of squared errors (times the rows' weights, if they
-            have some), "weighted_mean", which is divided by the sum of the weights, "gaussian_nll" or "cross_entropy".
+            have some), "weighted_mean", which is divided by the sum of the weights, "gaussian_nll", "cross_entropy" or
+            "bce".
         batch_size: The batch size of the training, for `loss="sum"` only.
         unknown: Why λ is not known, where it was to follow from an optimiser.
 
@@ -65,8 +67,9 @@ class Damping:
         return self.damping is not None or self.weight_decay is not None
 
     def loss_options(self) -> dict[str, Any]:
-        """Return the arguments that say what was minimised; a classifier has none."""
-        return {} if self.loss == "cross_entropy" else {"loss": self.loss, "batch_size": self.batch_size}
+        """Return the arguments that say what was minimised; a classifier of one label per row has none."""
+        sized = {} if self.loss == "bce" else {"batch_size": self.batch_size}
+        return {} if self.loss == "cross_entropy" else {"loss": self.loss, **sized}
 
     def at(self, n_rows: int | None, n_outputs: int = 1, total_weight: float | None = None) -> float | None:
         """Return λ for a number of training rows, of outputs of the network, and a sum of weights; None if unknown."""

@@ -138,7 +138,7 @@ class PredictionIntervals(Forecaster):
     ) -> None:
         loss_of_training = loss or ("mean" if variance is None else "gaussian_nll")
         rule = damping_rule(model, parameters, optimizer, damping, weight_decay, loss_of_training, batch_size)
-        if loss == "cross_entropy":  # type: ignore[comparison-overlap]
+        if loss in ("cross_entropy", "bce"):
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
         self._task = Regression.of(outputs, per_output, target_transform, targets, noise, variance, quantiles, robust)
         transform = InputTransform.of(input_transform)

@@ -175,7 +175,8 @@ class ClassIntervals:
     """Intervals for the log-odds of each class against all others, and the same intervals as probabilities.
 
     Args:
-        classes: The classes of the columns, a tuple; or the predicted class of each row, an array of shape (n,).
+        classes: The classes of the columns, a tuple; or those of each row, the predicted one, an array of shape (n,),
+            or several from the most likely on, (n, k).
         log_odds: Intervals for the log-odds, with one column per class.
         probability: The same intervals as probabilities.
     """
@@ -195,19 +196,26 @@ class ClassIntervals:
 
         Returns:
             The data frame. With several classes the columns have two levels: `frame[2]` is the frame of class 2.
-            Intervals for predicted classes have the column class before all others.
+            Intervals for the most likely classes have the column class before all others, and `frame[0]` is the frame
+            of the first of several.
         """
-        several = isinstance(self.classes, tuple) and np.ndim(self.log_odds.mean) == 2
-        parts = {name: self._columns(c) for c, name in enumerate(self.classes if several else [None])}
-        return data_frame(parts, index, "class" if several else None)
+        alike, several = isinstance(self.classes, tuple), np.ndim(self.log_odds.mean) == 2
+        names = [None] if not several else self.classes if alike else range(self.classes.shape[1])
+        parts = {name: self._columns(c) for c, name in enumerate(names)}
+        return data_frame(parts, index, ("class" if alike else "rank") if several else None)
 
     def _columns(self, which: int) -> dict[str, np.ndarray]:
-        predicted = {} if isinstance(self.classes, tuple) else {"class": to_numpy(self.classes, dtype=None)}
+        predicted = {}
+        if not isinstance(self.classes, tuple):
+            classes = to_numpy(self.classes, dtype=None)
+            predicted["class"] = classes if classes.ndim == 1 else classes[:, which]
         odds = self.log_odds._columns(which, "log_odds", "log_odds_")
         return predicted | odds | self.probability._columns(which, "probability", "probability_")
 
     def __repr__(self) -> str:
-        of = f"classes {self.classes}" if isinstance(self.classes, tuple) else "the predicted class of each row"
+        likely = np.shape(self.classes)[1:]
+        of = "the predicted class of each row" if not likely else f"the {likely[0]} most likely classes of each row"
+        of = f"classes {self.classes}" if isinstance(self.classes, tuple) else of
         return f"ClassIntervals of {of}\nprobability: {self.probability!r}\nlog_odds: {self.log_odds!r}"
 
     def _repr_html_(self) -> str:

@@ -7,8 +7,6 @@ import numpy as np
 from torch import nn
 
 from .calibration import Calibration, LabelCalibration, rows_needed
-from .damping import Damping
-from .data.labels import count_classes
 from .display import BLUE, SMALL_HEIGHT, SMALL_STYLE, VERMILLION, Markup, element, spectrum_picture
 from .fitting.classes import Classification
 from .fitting.fit import Fit
@@ -47,8 +45,7 @@ def summary_html(title: str, lines: Sequence[Line], fit: Fit) -> Markup:
 def summary_lines(spec: FitSpec, fits: Sequence[Fit], calibration: Calibration | LabelCalibration | None) -> list[Line]:
     """Return the lines of the summary of fits."""
     if isinstance(spec.task, Classification):
-        accuracies = spec.task.accuracies(fits)
-        lines = _classification_lines(spec.model, fits, spec.damping, accuracies, spec.task.predicted)
+        lines = _classification_lines(spec, spec.task, fits)
         return lines + (calibration.lines() if isinstance(calibration, LabelCalibration) else [])
     assert not isinstance(calibration, LabelCalibration)
     return _regression_lines(spec, spec.task, fits, calibration)
@@ -90,23 +87,16 @@ def _outputs(fits: Sequence[Fit], m: int) -> str:
     return f"{m:,} (m){shape}, {'each alone' if len(fits) > 1 else 'one JᵀJ for all'}"
 
 
-def _classification_lines(
-    model: nn.Module, fits: Sequence[Fit], damping: Damping, accuracies: Sequence[float], predicted: bool
-) -> list[Line]:
-    fit, n_all = fits[0], count_classes(fits[0].n_returned)
-    one_against_rest = fit.n_returned > 2 and fit.n_outputs == 1
-    classes = [c for each in fits for c in each.outputs]
-    some = "the predicted one" if predicted else ", ".join(map(str, classes))
-    restriction = "" if len(classes) == n_all and not predicted else f", asked about {some}"
-    form = "each against the rest, alone" if one_against_rest else "one Fisher matrix for all"
-    per_label = 1 if one_against_rest else n_all - 1  # how many log-odds one label is about
-    task = [
-        ("classes", f"{n_all}{restriction}: {form}"),
-        ("training accuracy", _list(100 * np.array(accuracies), "{:.2f}%")),
-        ("cross-entropy", _list(np.array([each.losses.sum() for each in fits]) / fit.n_rows)),
+def _classification_lines(spec: FitSpec, task: Classification, fits: Sequence[Fit]) -> list[Line]:
+    fit, per_label = fits[0], task.rows_per_label(fits[0])
+    losses = np.array([each.losses.sum() for each in fits]) / fit.n_rows
+    about = [
+        ("labels" if task.several else "classes", task.shown(fits)),
+        ("training accuracy", _list(100 * np.array(task.accuracies(fits)), "{:.2f}%")),
+        ("cross-entropy", _list(losses / (fit.n_outputs if task.several else 1))),
     ]
-    unit = "n" if per_label == 1 else f"{per_label}·n"
-    return _fit_lines(model, fits, *task) + _damping_lines(fits, damping.rule(), per_label, unit)
+    unit, m = "n" if per_label == 1 else f"{per_label}·n", fit.n_returned
+    return _fit_lines(spec.model, fits, *about) + _damping_lines(fits, spec.damping.rule(m), per_label, unit)
 
 
 def _fit_lines(model: nn.Module, fits: Sequence[Fit], *task: Line) -> list[Line]:

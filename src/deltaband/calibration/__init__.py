@@ -5,7 +5,6 @@ from .calibrate import Calibration as Calibration
 from .calibrate import calibrate as calibrate
 from .conformal import AllOutputs as AllOutputs
 from .conformal import ConformalScale as ConformalScale
-from .labels import METHODS as METHODS
 from .labels import LabelCalibration as LabelCalibration
 from .quality import drift_p_value as drift_p_value
 from .quantiles import AllRows as AllRows

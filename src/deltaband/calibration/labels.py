@@ -7,6 +7,9 @@ With the probabilities π of the network and u uniform in (0, 1):
 The set of a row holds the classes whose score is at most the ⌈(n+1)·level⌉-th smallest of the true classes' scores: of
 all calibration rows, or class by class of those of the class. For a row exchangeable with them it holds the true class
 with probability ≥ level, with `by_class` given that class.
+
+Where a row may have several labels, its score is the largest of those that it has, so that the set holds all of them
+with probability ≥ level; with `by_class` each label of a row has its own, and the set holds it with that probability.
 """
 
 import hashlib
@@ -20,21 +23,23 @@ import torch
 from torch import Tensor
 
 from ..data.batches import Batches
-from ..data.labels import check_labels, count_classes
+from ..data.labels import check_labels, check_several_labels
 from ..data.row_record import pair_hashes, share_by_chance
+from ..fitting.classes import Classification
 from ..fitting.fit import Fit, check_outputs
 from ..fitting.spec import FitSpec
 from ..storage.encoding import storable
 from .calibrate import EXCESS_SEEN_SHARE
 from .quantiles import conformal_quantiles, rows_needed
 
-METHODS = ("lac", "aps")
 DIGITS = 3  # of logits, after the point, that a row is known by
 
 
-def probabilities(z: Tensor) -> np.ndarray:  # (b, M) -> (b, C)
-    """Return those of logits; a single one is that of class 1."""
+def probabilities(z: Tensor, several: bool = False) -> np.ndarray:  # (b, M) -> (b, C)
+    """Return those of logits; a single one is that of class 1. Each stands alone where a row has several labels."""
     z = z.detach().cpu().double()
+    if several:
+        return z.sigmoid().numpy()
     z = torch.cat([torch.zeros_like(z), z], dim=1) if z.shape[1] == 1 else z
     return z.softmax(dim=1).numpy()
 
@@ -76,27 +81,36 @@ class LabelCalibration:
     n_classes: int
     seen_share: float  # of the calibration rows that were training rows
     repeated_share: float  # of the training rows that equal another
+    several: bool = False  # whether a row may have several labels
 
     @classmethod
     def fit(cls, spec: FitSpec, fits: Sequence[Fit], batches: Batches, method: str, by_class: bool, seed: int) -> Self:
         """Return the scores of the rows of `batches`."""
         network = spec.network()
         spec.check_weights(network, fits[0])
-        n_returned = fits[0].n_returned
+        n_returned, task = fits[0].n_returned, spec.task
+        assert isinstance(task, Classification)
+        several = task.several
         found, labels, hashes = [], [], []
         for x, targets, first in batches.chunks(partial(_rows_at_once, network)):
             x.check_finite(first)
-            y = check_labels(targets, n_returned).numpy()
+            y = (check_several_labels if several else check_labels)(targets, n_returned).numpy()
             z = network.outputs(x)
             check_outputs(z, first)
-            found.append(scores(method, probabilities(z), uniforms(z, seed))[np.arange(len(y)), y])
-            labels.append(y)
+            rows, label = np.nonzero(y) if several else (np.arange(len(y)), y)
+            score = scores(method, probabilities(z, several), uniforms(z, seed))[rows, label]
+            if several and not by_class:
+                largest, label = np.zeros(len(y)), np.zeros(len(y), dtype=int)  # no label is none too little likely
+                np.maximum.at(largest, rows, score)
+                score = largest
+            found.append(score)
+            labels.append(label)
             hashes.append(pair_hashes(network.prepare(x), targets))
         if not found:
             raise ValueError("the calibration data are empty (a generator can be read only once)")
         score, label = np.concatenate(found), np.concatenate(labels)
         order, seen = np.lexsort([score, label]), fits[0].seen
-        about = (count_classes(n_returned), seen.share(np.concatenate(hashes)), seen.repeated)
+        about = (task.n_labels(n_returned), seen.share(np.concatenate(hashes)), seen.repeated, several)
         return cls(method, by_class, seed, score[order], label[order], *about)
 
     @property
@@ -122,7 +136,7 @@ class LabelCalibration:
 
     def sets(self, z: Tensor, levels: tuple[float, ...], allow_empty: bool) -> np.ndarray:  # -> (n, C, levels)
         """Return which classes are in the sets of rows with these logits."""
-        p = probabilities(z)
+        p = probabilities(z, self.several)
         found = scores(self.method, p, uniforms(z, self.seed))[:, :, None]
         members: np.ndarray = np.asarray(found <= self.thresholds(levels))
         if not allow_empty:

@@ -1,7 +1,8 @@
-"""Labels of classes: whole numbers from 0, one per row."""
+"""Labels of classes: whole numbers from 0, one per row; or for each label whether a row has it."""
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 
@@ -21,7 +22,12 @@ def check_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 
     classes = count_classes(n_returned)
     expected = f"labels must be whole numbers from 0 to {classes - 1}, one per row"
     if targets.shape[1] != 1:
-        hint = "; for one-hot rows give y.argmax(axis=1)" if targets.shape[1] == classes else ""
+        hint = ""
+        if targets.shape[1] == classes:
+            one_hot = bool((targets.sum(dim=1) == 1).all())
+            hint = (
+                "; for one-hot rows give y.argmax(axis=1)" if one_hot else "; for several labels a row give loss='bce'"
+            )
         raise ValueError(f"{expected}, got {targets.shape[1]} columns{hint}")
     y = targets[:, 0]
     bad = ~((y >= 0) & (y < classes) & (y == y.round()))
@@ -34,3 +40,26 @@ def check_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 
             hint += "; if your labels start at 1, give y - 1"
         raise ValueError(f"{expected}, got {value:g}: {hint}")
     return y.long()
+
+
+def refuse_ragged_labels(y: Any) -> None:
+    """Raise if the labels of rows are lists of those that they have."""
+    if isinstance(y, list | tuple) and len({np.size(labels) for labels in y}) > 1:
+        advice = "sklearn.preprocessing.MultiLabelBinarizer().fit_transform(y) makes such rows of lists of labels"
+        raise TypeError(f"labels must be 0 or 1, one column per label, got rows of different lengths: {advice}")
+
+
+def check_several_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, L) float64 -> (b, L) bool
+    expected = f"labels must be 0 or 1, (n, {n_returned}): one column per output of the network"
+    if targets.shape[1] != n_returned:
+        hint = "; for one class per row leave out loss='bce'" if targets.shape[1] == 1 else ""
+        raise ValueError(f"{expected}, got {targets.shape[1]} column{'s'[: targets.shape[1] != 1]}{hint}")
+    bad = (targets != 0) & (targets != 1)
+    if bool(bad.any()):
+        value, hint = float(targets[bad][0]), ""
+        if 0 < value < 1:
+            hint = ": of soft labels give whether they are over 0.5; the Fisher matrix is the same"
+        elif value == -1:
+            hint = ": give (y + 1) / 2"
+        raise ValueError(f"{expected}, got {value:g}{hint}")
+    return targets == 1

@@ -1,8 +1,9 @@
 """What classification does in a fit; `Regression` in `tasks.py` is the same for regression."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from ..data.labels import check_labels, count_classes, refuse_text_labels
 from ..network.log_odds import joint_fisher, log_odds, own_fisher
 from ..network.network import Head
 from ..network.returned import Pick
+from ..validation import check_ints
 from . import sanity
 from .fit import N_ROWS_TO_JUDGE, Fit, Outputs, check_outputs
 
@@ -24,7 +26,7 @@ class Classification:
 
     classes: Outputs | None = None  # None: all
     single: bool = False  # whether one class was asked for by its number
-    predicted: bool = False  # whether answers are for the class predicted for each row
+    top: int = 0  # answers are for so many of the most likely classes of each row; 0: for `classes`
     per_output: bool = False
 
     keeps_residuals: ClassVar[bool] = False
@@ -35,18 +37,56 @@ class Classification:
     variance: ClassVar[None] = None
     quantiles: ClassVar[None] = None
     robust: ClassVar[None] = None
+    loss: ClassVar[str] = "cross_entropy"
+    methods: ClassVar[tuple[str, ...]] = ("lac", "aps")  # that sets of labels can be calibrated by
+    several: ClassVar[bool] = False  # whether a row may have several labels, or none
+
+    @classmethod
+    def of(cls, classes: Any, per_output: bool) -> Self:
+        """Return the task of an estimator's arguments."""
+        if isinstance(classes, str) and (found := re.fullmatch(r"predicted|top([1-9]\d*)", classes)):
+            if per_output:
+                raise ValueError(f"classes={classes!r} goes with per_output=False: per_output=True fits each class")
+            return cls(None, classes == "predicted", int(found[1] or 1))
+        numbers = None
+        if classes is not None:
+            expected = "classes must be the number of a class, a list of numbers, 'predicted', or 'top5' for any number"
+            numbers = check_ints(classes, expected)
+            if len(set(numbers)) < len(numbers):
+                raise ValueError(f"classes={list(numbers)} holds a class more than once")
+        return cls(numbers, isinstance(classes, int | np.integer), 0, per_output)
 
     def picks(self, output: Pick | None) -> tuple[Pick | None, Pick | None]:
         return output, None
 
     def groups(self, n_returned: int) -> list[Outputs]:
-        n_classes, chosen = count_classes(n_returned), self.classes
+        n_classes, chosen = self.n_labels(n_returned), self.classes
         if chosen is None:
-            chosen = (1,) if n_returned == 1 else tuple(range(n_classes))
+            chosen = (1,) if n_returned < n_classes else tuple(range(n_classes))
+        if self.top > n_classes:
+            raise ValueError(f"classes='top{self.top}': the network knows {n_classes}")
         if unknown := [c for c in chosen if not 0 <= c < n_classes]:
             known = ", ".join(map(str, range(n_classes))) if n_classes <= 10 else f"0 to {n_classes - 1}"
             raise ValueError(f"classes={list(chosen)}: there is no class {unknown[0]}; the network knows {known}")
-        return [(c,) for c in chosen] if self.per_output and n_returned > 2 else [chosen]
+        return [(c,) for c in chosen] if self.per_output and not self.is_binary(n_returned) else [chosen]
+
+    def n_labels(self, n_returned: int) -> int:
+        return count_classes(n_returned)
+
+    def is_binary(self, n_returned: int) -> bool:
+        """Return whether one log-odds says all."""
+        return n_returned <= 2
+
+    def log_odds(self, z: Tensor) -> Tensor:
+        return log_odds(z)
+
+    def asked(self, outputs: Outputs, n_returned: int) -> Head:
+        """Return the log-odds that answers are about; of two classes one number, of class 1."""
+        if self.is_binary(n_returned):
+            return self.log_odds
+        if self.top:
+            return lambda z: self.log_odds(z).gather(1, z.topk(self.top, dim=1).indices)
+        return lambda z: self.log_odds(z)[:, list(outputs)]
 
     def head(self, outputs: Outputs) -> Head:
         def own(z: Tensor) -> Tensor:
@@ -132,7 +172,7 @@ class Classification:
                     "at leverage(x)"
                 )
             messages += fit.inaccuracies(max(0.1 * p_star, 0.5), f"{p_star:.1f}")
-        if fits[0].n_returned == 1 and fits[0].counts[1] == 0:
+        if (self.several or fits[0].n_returned == 1) and fits[0].counts[1] == 0:
             messages.append(
                 "all outputs lie between 0 and 1: they are taken as logits; if they are probabilities, give "
                 "output=torch.logit, or take the sigmoid off"
@@ -140,9 +180,24 @@ class Classification:
         return list(dict.fromkeys(messages))
 
     def options(self) -> dict[str, Any]:
-        if self.predicted:
-            return {"classes": "predicted"}
+        if self.top:
+            return {"classes": "predicted" if self.single else f"top{self.top}"}
         return {"classes": self.classes[0] if self.single and self.classes is not None else self.classes}
+
+    def shown(self, fits: Sequence[Fit]) -> str:
+        """Return what a summary says of the classes."""
+        n_all, chosen = self.n_labels(fits[0].n_returned), [c for fit in fits for c in fit.outputs]
+        likely = "the predicted one" if self.single else f"the {self.top} most likely of each row"
+        some = likely if self.top else ", ".join(map(str, chosen))
+        restriction = f", asked about {some}" if self.top or len(chosen) < n_all else ""
+        each = "alone" if self.several else "against the rest, alone"
+        own = fits[0].n_outputs == 1 and not self.is_binary(fits[0].n_returned)
+        form = f"each {each}" if own else "one Fisher matrix for all"
+        return f"{n_all:,}{restriction}: {form}"
+
+    def rows_per_label(self, fit: Fit) -> int:
+        """Return how many log-odds the label of a row is about."""
+        return max(fit.n_outputs - 1, 1)
 
     def accuracies(self, fits: Sequence[Fit]) -> list[float]:
         """Return the share of training rows classified correctly, for each fit."""

@@ -25,11 +25,6 @@ def log_odds(z: Tensor) -> Tensor:  # (b, M) -> (b, C); for two classes (b, 1), 
     return torch.where(top, z - others, log_p - torch.log1p(-log_p.masked_fill(top, -torch.inf).exp()))
 
 
-def log_odds_of_prediction(z: Tensor) -> Tensor:  # (b, C) -> (b, 1)
-    """Return the log-odds of the class whose logit is the largest."""
-    return log_odds(z).gather(1, z.argmax(dim=1, keepdim=True))
-
-
 def joint_fisher(z: Tensor) -> Tensor:
     """Return the log-odds with gradients √π_c(1 − π_c)∇s_c = √π_c∇log π_c; for two classes one row, √(π_0π_1)∇s_1.
 
