@@ -457,3 +457,13 @@ def fisher_answers(F: np.ndarray, damping: float, g: np.ndarray) -> tuple[float,
     inverse = np.linalg.inv(F + damping * np.eye(len(F)))
     H = inverse @ F
     return g @ inverse @ F @ inverse @ g, g @ inverse @ g, np.trace(2 * H - H @ H)
+
+
+def label_fisher(J: np.ndarray, z: np.ndarray, of_label: int | None = None) -> np.ndarray:
+    """Of logits z (n, L) with gradients J (n, L, p): Σᵢ Σ_l π_l(1 − π_l) ∇z_l ∇z_lᵀ, or of one label alone."""
+    total = np.zeros((J.shape[2], J.shape[2]))
+    for i in range(len(z)):
+        for label in range(z.shape[1]) if of_label is None else [of_label]:
+            p = 1 / (1 + np.exp(-z[i, label]))
+            total += p * (1 - p) * np.outer(J[i, label], J[i, label])
+    return total

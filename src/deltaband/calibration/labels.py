@@ -157,7 +157,8 @@ class LabelCalibration:
     def lines(self) -> list[tuple[str, str]]:
         """Return lines for the summary."""
         smallest = int(self.counts.min()) if self.by_class else self.n_rows
-        rows = f"{self.n_rows:,} rows" + (f", at least {smallest:,} of each class" if self.by_class else "")
+        what = "labels" if self.several and self.by_class else "rows"
+        rows = f"{self.n_rows:,} {what}" + (f", at least {smallest:,} of each class" if self.by_class else "")
         how = f"{self.method.upper()}{', class by class' if self.by_class else ''}"
         return [("label sets", f"{how}, calibrated on {rows}: levels up to {smallest / (smallest + 1):.5g}")]
 

@@ -344,7 +344,7 @@ def _sample_gradients(engine: Engine, network: Network, batches: Batches, rows: 
         parts += [gradients.take(finite)] if len(finite) else []
     if not parts:
         for x, _, first in batches.chunks(network.chunk_rows):
-            for _ in checked_gradients(network, x, first):
-                pass
-    sample = GradientBatch.concatenate(parts).merged()
-    return sample if len(sample) <= engine.sample_size else sample.between(0, engine.sample_size)
+            list(checked_gradients(network, x, first))
+    several, sample = network.gradients_per_row(rows.pieces[0]) > 1, GradientBatch.concatenate(parts)
+    sample = sample.shuffled(engine.seed) if several else sample.merged()  # several come output by output
+    return sample.between(0, engine.sample_size)

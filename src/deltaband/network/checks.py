@@ -94,10 +94,8 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
                 hint += "; it is in float32 here, and forward converts to a lower precision itself"
             raise ValueError(f"the network could not be evaluated on a batch of {x}: {error}{hint}") from error
     if coarse:
-        raise TypeError(
-            f"the network computes {coarse[0]}, too coarse for JᵀJ: use no torch.autocast, or enabled=self.training, "
-            "or give precision='float32', for a copy without it"
-        )
+        advice = "use no torch.autocast, or enabled=self.training, or give precision='float32', for a copy without it"
+        raise TypeError(f"the network computes {coarse[0]}, too coarse for JᵀJ: {advice}")
     _check_output(y, b)
     if versions != [w._version for w in parameters]:
         raise ValueError(

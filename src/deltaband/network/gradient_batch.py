@@ -228,6 +228,11 @@ class GradientBatch:
         """Return the rows with these numbers, in order."""
         return self._select(lambda first, stop: torch.from_numpy(index[(index >= first) & (index < stop)] - first))
 
+    def shuffled(self, seed: int) -> GradientBatch:
+        """Return the rows in random order, in memory."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        return GradientBatch.concatenate([self.take(order[i : i + 1]) for i in range(len(order))]).merged()
+
     def between(self, start: int, stop: int) -> GradientBatch:
         """Return the rows from number `start` to before `stop`; none is copied."""
         return self._select(lambda first, end: slice(max(start - first, 0), max(min(stop, end) - first, 0)))
