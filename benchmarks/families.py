@@ -24,7 +24,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from deltaband import DeltabandWarning
 from deltaband.data.inputs import Inputs
 from deltaband.fitting.fit import checked_gradients
-from deltaband.network import checks
+from deltaband.network import checks, per_row
 from deltaband.network import network as module
 from deltaband.network.model_copy import ModelCopy
 from deltaband.network.network import Network
@@ -159,7 +159,7 @@ def measured(family: Family, n: int, repeats: int) -> tuple[Result, Result]:
         gradients(network),
         gradients(rows),
         epoch,
-        lambda: network._looped(layers.order, few, slice(None)),
+        lambda: per_row.looped(network, layers.order, few, slice(None)),
         repeats=repeats,
     )
     certified, not_certified = race(gradients(network), trusted, repeats=CERTIFICATE_REPEATS * repeats)

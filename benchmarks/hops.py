@@ -30,7 +30,7 @@ from deltaband.cli import main as command_line
 PACKAGE = Path(deltaband.__file__).parent
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 BEGIN, END = "<!-- hops -->", "<!-- /hops -->"
-FIT_FILES, SKETCH_FILES, PREDICT_FILES = 23, 28, 12  # at most
+FIT_FILES, SKETCH_FILES, PREDICT_FILES = 20, 25, 12  # at most
 ROWS, FEW_ROWS, FEATURES, HIDDEN = 200, 30, 3, 8  # 41 parameters: more than the few rows, fewer than the rows
 RANK = 38  # of the sketch
 WEIGHT_DECAY = 0.3  # high enough for the few rows: no call warns

@@ -19,7 +19,7 @@ from deltaband import (
 )
 from deltaband.calibration import AllOutputs, Scales
 from deltaband.network import network as networks
-from deltaband.network.network import Network
+from deltaband.network import per_row
 
 WD = 1e-2
 
@@ -214,14 +214,14 @@ def test_no_more_gradients_are_there_at_once_than_fit_into_memory(trained, monke
     monkeypatch.setattr(networks, "CHUNK_BYTES", 1)
     monkeypatch.setattr(networks, "LOOPED_ROWS", 0)
     largest = []
-    vmapped = Network._vmapped
+    vmapped = per_row.vmapped
 
-    def watched(self, names, x, group):
-        y, rows = vmapped(self, names, x, group)
+    def watched(*arguments):
+        y, rows = vmapped(*arguments)
         largest.append(rows.shape[0] * rows.shape[1])
         return y, rows
 
-    monkeypatch.setattr(Network, "_vmapped", watched)
+    monkeypatch.setattr(per_row, "vmapped", watched)
     band = PredictionIntervals(trained, weight_decay=WD).fit(X, Y)
     torch.testing.assert_close(band.predict(X).width, expected)
     assert len(largest) > 300

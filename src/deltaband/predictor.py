@@ -17,7 +17,6 @@ from .fitting.fit import Fit, Formula, in_units_of_noise
 from .fitting.spec import all_outputs
 from .fitting.tasks import Regression
 from .metrics import SLAB_ROWS_AT_LEAST, Scores, evaluate
-from .network.features import features as features_of
 from .results import Intervals, Side, check_kind_and_side, concatenated, interval_arrays, like, parse_levels
 from .validation import check_choice
 
@@ -203,7 +202,7 @@ class Predictor(Estimator):
             by_group = self._calibration is not None and self._calibration.is_by_group
             intervals = self.predict(x, levels, **options, **({"groups": groups} if by_group else {}))
             given, rows = self.select_targets(y), self.spec.inputs(x)
-            features += [features_of(network, rows)] if len(rows) >= SLAB_ROWS_AT_LEAST else []
+            features += [network.features(rows)] if len(rows) >= SLAB_ROWS_AT_LEAST else []
         else:
             if options or groups is not None:
                 name = next(iter(options), "groups")
@@ -213,7 +212,7 @@ class Predictor(Estimator):
                 for rows, targets, _ in self.spec.read_answers(x).chunks(lambda x: max(len(x), DEFAULT_BATCH_ROWS)):
                     self.spec.look_at(self.fits_, rows)
                     parts.append((self.select_targets(targets), self.predict(rows, levels)))
-                    features.append(features_of(network, rows))
+                    features.append(network.features(rows))
             if not parts:
                 raise EmptyDataError("there are no rows to evaluate the intervals on (a generator is read only once)")
             given, intervals = concatenated(parts)

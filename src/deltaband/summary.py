@@ -106,7 +106,7 @@ def _fit_lines(model: nn.Module, fits: Sequence[Fit], *task: Line) -> list[Line]
         ("network", f"{type(model).__name__}, {fit.n_parameters:,} trainable parameters (p)"),
         ("training rows", f"{fit.n_rows:,} (n)"),
         *task,
-        ("gradients", fit.gradient_method),
+        ("gradients", _gradient_method(fit)),
         ("covariance", ", ".join(each.describe() for each in (fit.covariance, fit.sandwich) if each is not None)),
     ]
     if fit.probes is not None:
@@ -122,6 +122,19 @@ def _fit_lines(model: nn.Module, fits: Sequence[Fit], *task: Line) -> list[Line]
     if fit.exact_cost:
         lines.append(("instead of exact", fit.exact_cost))
     return lines
+
+
+def _gradient_method(fit: Fit) -> str:
+    if fit.by_rows:
+        return "whole rows, by torch.func" + (", in some batches by a plain loop" if fit.uncertified else "")
+    covered, rest = len(fit.layers.batch_dims), len(fit.layers.rest)
+    ways = [f"{covered} layer{'s'[: covered > 1]} by hooks"] if covered else []
+    if fit.uncertified:
+        ways.append(f"{len(fit.uncertified)} of these parameters in some batches by a plain loop over the rows")
+    if rest:
+        way = "torch.func" if fit.layers.vmap else "a plain loop over the rows"
+        ways.append(f"{rest} parameter{'s'[: rest > 1]} by {way}")
+    return ", ".join(ways)
 
 
 def _damping_lines(fits: Sequence[Fit], rule: str, per_row: int, unit: str) -> list[Line]:

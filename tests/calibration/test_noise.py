@@ -13,8 +13,7 @@ from deltaband.calibration import ConformalScale, Scales
 from deltaband.calibration.noise import BAGS, BOOSTING, SMALLEST_RESIDUAL, BoostedNoise
 from deltaband.data.inputs import Inputs
 from deltaband.fitting import accumulator
-from deltaband.network.features import MAX_FEATURES, features
-from deltaband.network.network import Network
+from deltaband.network.network import MAX_FEATURES, Network
 
 EIGENVALUES = 10.0 ** np.linspace(2, -4, 30)
 DAMPING = 10.0
@@ -335,14 +334,14 @@ def test_how_far_rows_are_is_known_only_after_a_calibration(band):
 def test_features_of_a_table_are_its_columns_and_of_others_what_the_last_layer_is_given():
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 1))
     x = torch.randn(7, 2, 5)
-    found = features(Network(model), x)
+    found = Network(model).features(x)
     np.testing.assert_allclose(found, model[:5](x).detach().numpy(), rtol=1e-5)
     assert not any(module._forward_pre_hooks for module in model.modules())
     table = torch.randn(7, 3)
-    np.testing.assert_array_equal(features(Network(nn.Linear(3, 1)), table), table.numpy())
+    np.testing.assert_array_equal(Network(nn.Linear(3, 1)).features(table), table.numpy())
     wide = torch.randn(7, 500)
-    assert features(Network(nn.Linear(500, 1)), wide).shape == (7, MAX_FEATURES)
-    assert features(Network(nn.Sequential(nn.Conv1d(2, 1, 5), nn.Flatten())), x).shape == (7, 0)
+    assert Network(nn.Linear(500, 1)).features(wide).shape == (7, MAX_FEATURES)
+    assert Network(nn.Sequential(nn.Conv1d(2, 1, 5), nn.Flatten())).features(x).shape == (7, 0)
 
 
 class RowByRow(nn.Module):
@@ -366,7 +365,7 @@ class SequenceFirst(nn.Module):
 @pytest.mark.parametrize("model", [RowByRow(), SequenceFirst()], ids=["row by row", "sequence first"])
 @pytest.mark.parametrize("b", [1, 4, 6])
 def test_a_dimension_that_is_as_long_as_the_rows_by_chance_holds_no_features(model, b):
-    assert features(Network(model), torch.randn(b, 4, 6)).shape == (b, 0)
+    assert Network(model).features(torch.randn(b, 4, 6)).shape == (b, 0)
     X, y = torch.randn(b + 100, 4, 6), torch.randn(b + 100)
     band = PredictionIntervals(model, damping=100.0, engine=Exact())
     band.partial_fit(X[:b], y[:b]).partial_fit(X[b:], y[b:]).calibrate(X[b:] + 0.1, y[b:], noise="auto")
@@ -419,7 +418,7 @@ def test_a_function_is_given_a_copy_of_what_the_network_is_given():
 
 def test_columns_of_double_precision_keep_their_digits():
     table = torch.tensor([[1.7e9], [1.7e9 + 1]], dtype=torch.float64)
-    np.testing.assert_array_equal(features(Network(nn.Linear(1, 1).double()), table), table.numpy())
+    np.testing.assert_array_equal(Network(nn.Linear(1, 1).double()).features(table), table.numpy())
 
 
 def test_images_have_learnt_noise_too():
@@ -435,10 +434,10 @@ def test_images_have_learnt_noise_too():
 
 def test_features_do_not_depend_on_the_default_precision():
     x, network = torch.randn(5, MAX_FEATURES + 9), Network(nn.Linear(MAX_FEATURES + 9, 1))
-    expected = features(network, x)
+    expected = network.features(x)
     torch.set_default_dtype(torch.float64)
     try:
-        np.testing.assert_array_equal(features(network, x), expected)
+        np.testing.assert_array_equal(network.features(x), expected)
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -61,8 +61,8 @@ def test_an_unchanged_model_is_copied_once_and_called_once_per_batch_and_certifi
     assert calls == [1, 1, 30, 1]  # all rows for the certificate; torch.func shows one
 
 
-def cached(cache, model, *, head=None, **given):
-    return Network(cache.get(model, **given), head=head)
+def cached(cache, model, *given, head=None):
+    return Network(cache.get(model, *given), head=head)
 
 
 def test_a_cache_gives_the_same_copy_until_something_changes():
@@ -184,7 +184,7 @@ def test_parameters_that_are_frozen_or_moved_are_noticed():
     assert cached(cache, model).n_parameters == 41
     model.float()
     assert cached(cache, model).dtype == torch.float32
-    assert cached(cache, model, parameters=["2.*"]).n_parameters == 9
+    assert cached(cache, model, ["2.*"]).n_parameters == 9
     assert cached(cache, model, output=lambda y: y[:, 0]).outputs(X).shape == (60, 1)
     assert cached(cache, mlp(3, 4)).n_parameters == 21
 

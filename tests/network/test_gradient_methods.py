@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
+from deltaband.network import per_row
 from deltaband.network.layers.hooks import math_attention
 from deltaband.network.network import Network
 from tests.support.networks import mlp, probed
@@ -147,7 +148,7 @@ def test_a_mask_that_only_later_batches_have_costs_no_loop(monkeypatch):
     torch.manual_seed(0)
     model, x = Attentive(), rows(30, 20).reshape(30, 5, 4)
     network = probed(Network(model), x)
-    monkeypatch.setattr(Network, "_looped", None)
+    monkeypatch.setattr(per_row, "looped", None)
     padding = torch.arange(5) >= torch.tensor([[2], [5], [3]]).repeat(10, 1)
     _, gradients = network.gradients({"x": x, "padding": padding})
     rows_of = [(row[None], mask[None]) for row, mask in zip(x, padding, strict=True)]

@@ -27,7 +27,6 @@ from ..fitting.fit import (
 from ..fitting.spec import CROSSED, FitSpec
 from ..fitting.tasks import Regression
 from ..machine import on_free_cores
-from ..network.features import features
 from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
 from ..results import Side
@@ -195,7 +194,7 @@ def _in_units(q: Sequence[np.ndarray], half: np.ndarray) -> list[np.ndarray]:
 def _with_noise(
     noise: Sequence[Noise], network: Network, x: Inputs, outputs: np.ndarray, q: Sequence[np.ndarray], first: int = 0
 ) -> list[np.ndarray]:
-    base, prepared = features(network, x), network.prepare(x)
+    base, prepared = network.features(x), network.prepare(x)
     log_v = [each.log(prepared, with_output(base, outputs[:, o]), first) for o, each in enumerate(noise)]
     return [np.column_stack(pair) for pair in zip(q, log_v, strict=True)]
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..fitting.fit import Bounds
-from ..fitting.leverages import left_out
+from ..fitting.fit import Bounds, left_out
 from ..metrics import interval_scores
 from ..transforms import TargetTransform
 from .conformal import ConformalScale

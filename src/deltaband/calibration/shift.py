@@ -15,7 +15,6 @@ from torch import Tensor
 from ..data.inputs import Inputs, as_tensor, check_finite
 from ..fitting.fit import Fit
 from ..fitting.spec import FitSpec
-from ..network.features import features
 from ..network.network import Network
 from ..storage.encoding import storable
 from .quantiles import DEFAULT_LEVEL, Given, rows_needed
@@ -215,7 +214,7 @@ def weighted(spec: FitSpec, fits: Sequence[Fit], x: Inputs, weights: Any, target
 
 def columns(network: Network, x: Inputs, h: np.ndarray) -> np.ndarray:  # (b, m) -> (b, k + 1)
     """Return what a ratio is a function of: the features of rows, and the mean logarithm of their leverages."""
-    return np.column_stack([features(network, x), np.log(np.maximum(h, SMALLEST_LEVERAGE)).mean(axis=1)])
+    return np.column_stack([network.features(x), np.log(np.maximum(h, SMALLEST_LEVERAGE)).mean(axis=1)])
 
 
 def _columns_of(spec: FitSpec, fits: Sequence[Fit], x: Inputs) -> np.ndarray:

@@ -22,12 +22,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..data.inputs import Inputs
 from ..errors import ExportError
-from ..network.features import reduced
 from ..network.layers import hooks
 from ..network.layers.factors import DenseRows, OuterProducts, Part, stacked
 from ..network.layers.hooks import Layers
 from ..network.layers.recurrent import unrolled
-from ..network.network import Head, Network
+from ..network.network import Head, Network, reduced
 from ..network.returned import Pick
 
 TRACED_ROWS = (13, 17, 19, 23)  # numbers of rows to trace with: one that is no size of the inputs

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,22 +20,15 @@ from ..engines import Accumulator, Covariance, Engine, Option, Problem
 from ..engines.fields import Total
 from ..errors import ArtefactError, EmptyDataError, NoGradientError
 from ..machine import on_free_cores
-from ..network.features import MAX_FEATURES, features
-from ..network.gradient_batch import (
-    CHUNK_ROWS_AT_LEAST,
-    MERGED_BYTES,
-    PRODUCT_ROWS,
-    GradientBatch,
-    KeptInputs,
-)
-from ..network.layers.hooks import DEPENDS_ON_NOTHING
-from ..network.network import Network, plain_autograd
+from ..network.gradient_batch import CHUNK_ROWS_AT_LEAST, MERGED_BYTES, PRODUCT_ROWS, KeptInputs, RowBuffer
+from ..network.layers.hooks import DEPENDS_ON_NOTHING, Layers
+from ..network.network import MAX_FEATURES, Network, plain_autograd
+from ..network.probes import Probes
+from ..storage.encoding import storable
 from . import accuracy
-from .fit import Fit, RowBuffer, checked_gradients
-from .leverages import with_leverages
+from .fit import Fit, Outputs, checked_gradients, with_leverages
 from .probed import probe_error
 from .spec import FitSpec
-from .start import Start, Sums
 from .tasks import Regression
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, for the rows evaluated at once
@@ -43,6 +37,48 @@ RESIDUAL_ROWS, RESIDUAL_BYTES = 20_000, 2**25  # kept at most, to learn the nois
 
 Skipped = Callable[[int, np.ndarray], None]  # the number of the first row, and the rows' hashes
 Checkpoint = Callable[["FitAccumulator"], None]
+
+
+@storable
+@dataclass(frozen=True)
+class Start:
+    """What a fit starts with: its outputs, the plan's choice, the form of gradients, and the model's weights."""
+
+    outputs: Outputs
+    option: Option
+    memory: float
+    layers: Layers
+    by_rows: bool  # whether the engine asks for whole rows
+    n_outputs: int
+    n_returned: int
+    weights: dict[str, str]  # their fingerprint
+    exact_cost: str = ""  # what the exact method would cost, where another was chosen
+    shape: tuple[int, ...] = ()  # of what the network returns for a row
+    probes: Probes | None = None
+
+    @property
+    def gradients_per_row(self) -> int:
+        """How many rows of J there are for each training row."""
+        return self.n_outputs if self.probes is None else self.probes.count
+
+    def network(self, spec: FitSpec) -> Network:
+        """Return the network that gives what the engine asks for."""
+        network = spec.network(spec.task.head(self.outputs))
+        return network.with_layers(None if self.by_rows else self.layers).with_probes(self.probes)
+
+
+@storable
+class Sums(NamedTuple):
+    """What is added up over the rows besides the engine's part."""
+
+    n_rows: int
+    losses: np.ndarray  # (m,)
+    counts: np.ndarray  # of what the task counts
+    energy: float  # of the gradients: their squared norms
+    weight: float  # of the rows, as the user gave it
+
+    def plus(self, other: Sums) -> Sums:
+        return Sums(*map(operator.add, self, other))
 
 
 class FitAccumulator:
@@ -69,10 +105,9 @@ class FitAccumulator:
             self._n_compared = accuracy.affordable_rows(option.engine, problem, start.memory) // per_row
         self._n_leverages = max(1, min(LEVERAGE_ROWS, accuracy.SAMPLE_INPUT_BYTES // (per_row * problem.input_bytes)))
         self.record = RowRecord(RowSample(max(self._n_leverages, self._n_compared), seed))
-        self._residuals: RowSample | None = None
-        room = min(RESIDUAL_BYTES, start.memory - option.nbytes)
-        if spec.task.keeps_residuals and (affordable := int(room // (4 * MAX_FEATURES + 24 * m))) > 0:
-            self._residuals = RowSample(min(RESIDUAL_ROWS, affordable), seed)
+        room = min(RESIDUAL_BYTES, start.memory - option.nbytes) if spec.task.keeps_residuals else 0
+        affordable = min(RESIDUAL_ROWS, int(room // (4 * MAX_FEATURES + 24 * m)))
+        self._residuals = RowSample(affordable, seed) if affordable > 0 else None
         self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts(m, start.n_returned)), 0.0, 0.0)
         self._before: Fit | None = None  # the fit that is continued
         self._completed: tuple[Covariance, Engine] | None = None  # what the engine has ended in, and its settings
@@ -168,8 +203,7 @@ class FitAccumulator:
 
     def all_reduce(self, total: Total, n_rows: int) -> bool:
         """Add up the engine's part over several processes, if it is a sum; return whether it is."""
-        p = self.network.n_parameters
-        return self.engine.all_reduce(total, n_rows * self.start.gradients_per_row, p)
+        return self.engine.all_reduce(total, n_rows * self.start.gradients_per_row, self.network.n_parameters)
 
     def kept_network(self, *about: Any) -> Network:
         """Return the network that gradients are computed again with."""
@@ -184,7 +218,7 @@ class FitAccumulator:
         """
         began = time.perf_counter()
         network, before, weighted, met = self.network, 0 if skipped is not None else self.n_rows, False, 0.0
-        buffer = RowBuffer(lambda batch: self.engine.update(_merged(batch)), self._rows_at_once)
+        buffer = RowBuffer(lambda g: self.engine.update(g.merged() if g.is_in_memory else g), self._rows_at_once)
         with plain_autograd(network.device), batches.progress_bar("deltaband", progress) as shown:
 
             def skip(x: Inputs, y: Tensor, first: int) -> None:
@@ -244,7 +278,7 @@ class FitAccumulator:
         roots = given.sqrt().expand_as(r)
 
         def kept(few: np.ndarray) -> Inputs:
-            found = torch.from_numpy(features(self.network, x[few]))
+            found = torch.from_numpy(self.network.features(x[few]))
             return Inputs((found, y[few].double(), r[few], roots[few]), single=False)
 
         self._residuals.update(x, kept)
@@ -313,8 +347,3 @@ class FitAccumulator:
             fit = fit if fit.probes is None else probe_error(fit, network, few, self.spec.task.has_noise)
         took, noise = self._seconds + time.perf_counter() - began, self.spec.task.has_noise
         return accuracy.with_error(network, fit, start.option, took, noise) if fit.n_compared else fit
-
-
-def _merged(batch: GradientBatch) -> GradientBatch:
-    """Put blocks together that are in memory."""
-    return batch.merged() if batch.is_in_memory else batch

@@ -20,10 +20,10 @@ from ..engines import Covariance, Engine, Exact, Known, Option, Problem, largest
 from ..error_report import ErrorReport
 from ..errors import DeltabandWarning, warn
 from ..machine import on_free_cores
-from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
+from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch, RowBuffer
 from ..network.network import Network, plain_autograd
 from ..validation import check_int
-from .fit import Fit, RowBuffer, evaluate_sample
+from .fit import Fit, evaluate_sample
 from .spec import FitSpec
 
 SAMPLE_ROWS_AT_MOST, SAMPLE_ROWS_AT_LEAST = 4096, 64

@@ -22,11 +22,10 @@ from ..network.network import Network, Probe, plain_autograd
 from ..network.probes import probes_for
 from ..network.speed import measured_speeds
 from . import accuracy, robust
-from .accumulator import LEVERAGE_ROWS, FitAccumulator
+from .accumulator import LEVERAGE_ROWS, FitAccumulator, Start
 from .checkpoint import Checkpoint
 from .fit import Fit, Outputs, checked_gradients
 from .spec import FitSpec
-from .start import Start
 
 QUICK_FLOPS = 1e9  # an exact fit of fewer takes less than to measure how fast this machine is
 

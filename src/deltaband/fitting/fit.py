@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -18,17 +18,18 @@ from ..engines.sandwich import Sandwich
 from ..error_report import ErrorReport
 from ..errors import ChangedShapeError
 from ..machine import on_free_cores
-from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch
+from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch, RowBuffer
 from ..network.layers.hooks import Layers
 from ..network.network import Network, plain_autograd
 from ..network.probes import PROBE_ERROR, ProbeError, Probes
 from ..results import Side
 from ..storage.encoding import storable
 
+FAR_QUANTILE = 0.95  # of leverages of training rows: new rows above it are far from them
 ADVICE = "look at the scale of that row, and for NaN among the weights"
 N_ROWS_TO_JUDGE, MANY_ROWS = 8, 256  # whether the network fits; evaluation takes longer than a look at the machine
 TOLERABLE_WIDTH_ERROR = 0.05
-WAITING_BYTES, QUICK_SPECTRUM_SIZE = 2**25, 1_000  # gradients that wait for others; eigenvalues that take a moment
+QUICK_SPECTRUM_SIZE = 1_000  # eigenvalues that take a moment
 
 Outputs = tuple[int, ...]  # numbers of outputs of the network
 Bounds = tuple[np.ndarray, np.ndarray]  # lower and upper, of y − ŷ
@@ -75,20 +76,6 @@ class Fit:
     def asked_layers(self) -> Layers | None:
         """Return the layers that gradients for this covariance come by; None for whole rows."""
         return None if self.by_rows else self.layers
-
-    @property
-    def gradient_method(self) -> str:
-        """Describe how gradients are computed."""
-        if self.by_rows:
-            return "whole rows, by torch.func" + (", in some batches by a plain loop" if self.uncertified else "")
-        covered, rest = len(self.layers.batch_dims), len(self.layers.rest)
-        ways = [f"{covered} layer{'s'[: covered > 1]} by hooks"] if covered else []
-        if self.uncertified:
-            ways.append(f"{len(self.uncertified)} of these parameters in some batches by a plain loop over the rows")
-        if rest:
-            way = "torch.func" if self.layers.vmap else "a plain loop over the rows"
-            ways.append(f"{rest} parameter{'s'[: rest > 1]} by {way}")
-        return ", ".join(ways)
 
     @property
     def effective_parameters(self) -> float:
@@ -184,27 +171,6 @@ def two_bounds(bound: np.ndarray, side: Side) -> Bounds:
     return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
 
 
-class RowBuffer:
-    """Gradients on their way to a function that is faster for many rows at once, as long as they take little memory."""
-
-    def __init__(self, hand_over: Callable[[GradientBatch], None], rows_at_once: int) -> None:
-        self._hand_over, self._rows_at_once = hand_over, rows_at_once
-        self._waiting: list[GradientBatch] = []
-
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting))
-
-    def add(self, gradients: GradientBatch) -> None:
-        self._waiting.append(gradients)
-        if len(self) >= self._rows_at_once or sum(each.nbytes for each in self._waiting) >= WAITING_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self._hand_over(GradientBatch.concatenate(waiting))
-
-
 def evaluate_rows(
     network: Network,
     X: Inputs,
@@ -242,6 +208,50 @@ def evaluate_rows(
 def evaluate_sample(network: Network, sample: Sample, function: RowFunction, rows_at_once: int = 0) -> np.ndarray:
     """Return the function's values for the rows of a sample, (n, m, …), piece by piece."""
     return np.concatenate([evaluate_rows(network, x, function, rows_at_once)[1] for x in sample.pieces])
+
+
+def left_out(h: np.ndarray) -> np.ndarray:
+    """Return the leverages h/(1 − h) that training rows would have if they were left out of the fit."""
+    return h / np.maximum(1 - h, np.finfo(np.float64).eps)
+
+
+def with_leverages(fit: Fit, network: Network, rows: Sample, exact: bool) -> Fit:
+    """Add, from some training rows, their h where it is exact, that of rows that are far, and the parts of p*.
+
+    Of a fit with probes it is the mean h of each row's outputs, by other combinations than those in J, and all outputs
+    have the same part of p*.
+    """
+    covariance, probes = fit.reference, fit.probes
+    if probes is not None:
+        fresh = network.with_probes(replace(probes, seed=probes.seed + 1))
+        of_rows = evaluate_sample(fresh, rows, covariance.leverage, fit.rows_at_once).sum(axis=1, keepdims=True)
+        far = np.quantile(of_rows / _weights(fit, rows).sum(axis=1, keepdims=True), FAR_QUANTILE, axis=0)
+        return replace(fit, shares=np.full(fit.n_outputs, 1 / fit.n_outputs), far=far)
+    if fit.n_outputs == 1:
+        h, shares = evaluate_sample(network, rows, covariance.leverage, fit.rows_at_once), fit.shares
+    else:
+
+        def leverage_and_variance(g: GradientBatch) -> np.ndarray:
+            return np.stack([covariance.leverage(g), covariance.variance(g)], axis=1)
+
+        values = evaluate_sample(network, rows, leverage_and_variance, fit.rows_at_once)  # (rows, m, 2)
+        h, q = values[:, :, 0], values[:, :, 1]
+        own = np.maximum(2 * h - q, 0.0).sum(axis=0)  # of the diagonal of 2H − H²
+        shares = own / own.sum() if own.sum() > 0 else np.full(len(own), 1 / len(own))
+    # of a row that is left out of the training rows it is h/(1 − h); new rows have weight 1
+    w = _weights(fit, rows)
+    of_new = np.divide(left_out(h) if exact else h, w, out=np.full(h.shape, np.nan), where=w > 0)
+    far = np.nan_to_num(np.nanquantile(of_new, FAR_QUANTILE, axis=0), nan=np.inf)
+    plain = exact and not any("given" in piece.extras for piece in rows.pieces)
+    return replace(fit, shares=shares, far=far, leverages=h if plain else fit.leverages)
+
+
+def _weights(fit: Fit, rows: Sample) -> np.ndarray:  # (rows, m)
+    """Return the weights that the user gave rows, 1 where there are none."""
+    given = [piece.extras.get("given") for piece in rows.pieces]
+    shapes = [(len(piece), fit.n_outputs) for piece in rows.pieces]
+    pairs = zip(given, shapes, strict=True)
+    return np.concatenate([np.broadcast_to(1.0 if w is None else w.numpy(), shape) for w, shape in pairs])
 
 
 def checked_gradients(network: Network, x: Inputs, first: int) -> Iterator[tuple[Tensor, GradientBatch]]:

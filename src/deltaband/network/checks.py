@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -344,7 +344,5 @@ class Certificate(NamedTuple):
         return difference <= CERTIFIED_TO[found.dtype] / 10 * alike
 
     def _total(self, parts: Sequence[Part], factors: Tensor) -> Tensor:
-        total = parts[0].total(factors[:, 0], self.directions)
-        for part, column in zip(parts[1:], factors.T[1:], strict=True):
-            total = total + part.total(column, self.directions)
-        return total
+        totals = (part.total(column, self.directions) for part, column in zip(parts, factors.T, strict=True))
+        return reduce(torch.add, totals)

@@ -15,7 +15,7 @@ from .network import Network, plain_autograd
 
 def gradients_of_sums(network: Network, x: Inputs, weights: np.ndarray) -> GradientBatch:  # (k, n, m)
     """Return the gradients of Σ wᵢₒ yₒ(xᵢ) over rows and outputs, k rows; summed up in float64 over chunks of rows."""
-    names = [name for owner in _owners(network) for name in owner]
+    names = [name for owner in network.owners for name in owner]
     varied, total, first = [network.model_copy.trainable[name] for name in names], None, 0
     with plain_autograd(network.device):
         for part in network.prepare(x).split(network.chunk_rows(x)):
@@ -31,14 +31,9 @@ def gradients_of_sums(network: Network, x: Inputs, weights: np.ndarray) -> Gradi
 
 def of_rows(network: Network, rows: Tensor) -> GradientBatch:  # (k, p)
     """Return vectors as gradients of this network, in the parts that its layers make of them."""
-    owners = _owners(network)
-    sizes = [sum(network.parameters[name].numel() for name in owner) for owner in owners]
+    sizes = [sum(network.parameters[name].numel() for name in owner) for owner in network.owners]
     parts = [
         shaped(DenseRows(part.contiguous()), [network.parameters[name] for name in owner])
-        for owner, part in zip(owners, torch.split(rows, sizes, dim=1), strict=True)
+        for owner, part in zip(network.owners, torch.split(rows, sizes, dim=1), strict=True)
     ]
     return GradientBatch((StoredBlock(parts),))
-
-
-def _owners(network: Network) -> tuple[tuple[str, ...], ...]:
-    return (tuple(network.parameters),) if network.layers is None else network.layers.owners

@@ -27,6 +27,7 @@ CHUNK_ROWS_AT_LEAST = 64
 MERGED_BYTES = 8 * 2**20  # size up to which blocks are merged
 LARGEST_OF_FACTORS = 1e60  # sums of fourth powers of what is smaller are far from the largest number
 PRODUCT_ROWS = 1024  # rows whose inner products are computed at once
+WAITING_BYTES = 2**25  # of gradients that wait for others
 FORMED_BYTES = 8  # of a number in rows that are formed, at most
 FLOAT64_BYTES = 2**27  # size up to which rows that many others are compared with are kept in float64 as well
 
@@ -307,3 +308,24 @@ def add_gram(M: np.ndarray | None, X: np.ndarray, outer: bool = False) -> np.nda
 def check_in_place(result: np.ndarray, matrix: np.ndarray) -> None:
     """SciPy copies silently where an array is not in the order LAPACK wants; here that would lose the result."""
     assert np.shares_memory(result, matrix), "LAPACK worked on a copy"
+
+
+class RowBuffer:
+    """Gradients on their way to a function that is faster for many rows at once, as long as they take little memory."""
+
+    def __init__(self, hand_over: Callable[[GradientBatch], None], rows_at_once: int) -> None:
+        self._hand_over, self._rows_at_once = hand_over, rows_at_once
+        self._waiting: list[GradientBatch] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting))
+
+    def add(self, gradients: GradientBatch) -> None:
+        self._waiting.append(gradients)
+        if len(self) >= self._rows_at_once or sum(each.nbytes for each in self._waiting) >= WAITING_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._hand_over(GradientBatch.concatenate(waiting))

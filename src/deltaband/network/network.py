@@ -9,17 +9,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad, jacrev, vmap
 
 from ..data.inputs import Inputs
-from . import checks
+from . import checks, per_row
 from .checks import AcceptedInputs, Certificate
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock, shaped
 from .layers import hooks
 from .layers.factors import DenseRows, Part
-from .layers.hooks import Layers, gradient
+from .layers.hooks import Layers
 from .model_copy import ModelCopy, eval_copy
 from .probes import COMBINATION, EXACT_OUTPUTS, Probes
 
@@ -27,13 +27,9 @@ CERTIFIED_BYTES = 64 * 2**20
 CHUNK_BYTES_AT_MOST = 256 * 2**20
 CHUNK_ROWS_AT_MOST = 4096
 LOOPED_ROWS = 4  # up to so many rows of J are faster by plain autograd than by torch.func
+MAX_FEATURES = 100  # of a row; more are projected at random
 PROBED_ROWS = 8  # on which it is tested which layers have gradients by hooks
 REMEMBERED_KINDS = 256  # of inputs, such as sequences of different lengths
-
-PAST_THE_TREE = (
-    "some weights are reached past the module tree (by a lambda or a list), so their gradients would be missing: "
-    "register them as submodules or parameters"
-)
 
 Head = Callable[[Tensor], Tensor]  # (b, n_returned) -> (b, n_outputs)
 Parameters = dict[str, Tensor]
@@ -91,6 +87,11 @@ class Network:
     def with_probes(self, probes: Probes | None) -> Network:
         """Return a network whose gradients are those of these combinations of a row's outputs, or of the outputs."""
         return Network(self.model_copy, self.layers, self.head, probes)
+
+    @property
+    def owners(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the parameters of each part of its gradients: of a layer, of all others, or of all."""
+        return (tuple(self.parameters),) if self.layers is None else self.layers.owners
 
     def copy(self, *, own_weights: bool = False) -> Network:
         """Return the same network around an eval copy of its own: for another thread, or with a copy of the weights."""
@@ -191,7 +192,7 @@ class Network:
             # with constant parameters y can have gradients with respect to others only, or to its inputs: a network
             # that differentiates its own outputs makes leaves of these, but new ones in each call
             if y.requires_grad and checks.leaves(y) & checks.leaves(self._fresh(x, self.parameters)):
-                raise TypeError(PAST_THE_TREE)
+                raise TypeError(per_row.PAST_THE_TREE)
         few = self if sizes[0] <= EXACT_OUTPUTS else self.with_probes(Probes(2))  # all of many would take long
         if layers.rest and not few.rows_by_vmap_work(x, layers.rest):
             layers = replace(layers, vmap=False)
@@ -200,12 +201,13 @@ class Network:
     def rows_by_vmap_work(self, x: Any, names: tuple[str, ...] | None = None) -> bool:
         """Return whether torch.func gives the gradients that plain autograd does, on two rows of `x`."""
         x, names = self._combined(Inputs.of(x)[:2]), tuple(self.parameters) if names is None else names
-        try:
-            with hooks.no_inner_loops():
-                _, fast = self._vmapped(names, x, slice(None))
-        except Exception:
-            return False
-        _, slow = self._looped(names, x, slice(None))
+        with plain_autograd(self.device):
+            try:
+                with hooks.no_inner_loops():
+                    _, fast = per_row.vmapped(self, names, x, slice(None))
+            except Exception:
+                return False
+            _, slow = per_row.looped(self, names, x, slice(None))
         finite = bool(torch.isfinite(slow).all())
         return finite and torch.allclose(fast, slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max()))
 
@@ -240,7 +242,6 @@ class Network:
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
         layers, copy, several = self.layers, self.model_copy, len(x) > 1  # of a single row nothing can be exchanged
-        owners: tuple[tuple[str, ...], ...] = (tuple(self.parameters),) if layers is None else layers.owners
         found: list[list[Part] | None] = []
         together = alone = certificate = None
         if layers is not None:
@@ -250,17 +251,17 @@ class Network:
         elif several and not by_loop:
             together = self._of_group(x, group)
         if several and together is not None and together.requires_grad:
-            weights = {name: copy.trainable[name] for names in owners for name in names}
+            weights = {name: copy.trainable[name] for names in self.owners for name in names}
             certificate = Certificate.of(together, weights, copy.rng)
-        for names in owners[len(found) :]:  # whole rows, or those of the rest
+        for names in self.owners[len(found) :]:  # whole rows, or those of the rest
             slow = by_loop or not (layers is None or layers.vmap) or copy.uncertified.issuperset(names)
-            alone, rows = (self._looped if slow else self._vmapped)(names, x, group)
+            alone, rows = (per_row.looped if slow else per_row.vmapped)(self, names, x, group)
             found.append(list(map(DenseRows, rows)))
         if several and together is not None:
             self._check_independent(x, group, together.detach(), alone)
         outputs = alone if together is None else together.detach()
         assert outputs is not None
-        parts = self._certified(owners, found, certificate, x, group)
+        parts = self._certified(found, certificate, x, group)
         return outputs, GradientBatch(tuple(map(StoredBlock, map(list, zip(*parts, strict=True)))))
 
     def _check_independent(self, x: Inputs, group: slice, together: Tensor, alone: Tensor | None) -> None:
@@ -272,7 +273,6 @@ class Network:
 
     def _certified(
         self,
-        owners: Sequence[tuple[str, ...]],
         found: Sequence[list[Part] | None],
         certificate: Certificate | None,
         x: Inputs,
@@ -281,52 +281,20 @@ class Network:
         """Return the parts of all parameters, one per output; those not found or certified as rows of autograd."""
         kept: dict[tuple[str, ...], list[Part]] = {
             names: parts
-            for names, parts in zip(owners, found, strict=True)
+            for names, parts in zip(self.owners, found, strict=True)
             if parts is not None and (certificate is None or certificate.holds(names, parts))
         }
-        if wrong := [names for names in owners if names not in kept]:
-            _, rows = self._looped(tuple(name for names in wrong for name in names), x, group)
+        if wrong := [names for names in self.owners if names not in kept]:
+            _, rows = per_row.looped(self, tuple(name for names in wrong for name in names), x, group)
             sizes = [sum(self.parameters[name].numel() for name in names) for names in wrong]
             for names, *parts in zip(wrong, *(of_output.split(sizes, dim=1) for of_output in rows), strict=True):
                 kept[names] = list(map(DenseRows, parts))
                 if certificate is not None and not certificate.holds(names, kept[names]):
                     raise checks.not_certified(names[0], self.model_copy)
                 self.model_copy.uncertified.update(names)
-        return [[shaped(part, [self.parameters[name] for name in names]) for part in kept[names]] for names in owners]
-
-    def _vmapped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """Compute outputs (b, m) and rows of J (m, b, p) for some of the parameters, by torch.func."""
-        b, m, c = len(x), len(range(self.gradients_per_row(x))[group]), x.extras.get(COMBINATION)
-        rows_of = x.tensors if c is None else (*x.tensors, c)
-
-        def outputs(varied: Parameters, *row: Tensor) -> tuple[Tensor, Tensor]:  # (m,) or one number, twice
-            tensors = tuple(part.unsqueeze(0) for part in row)
-            extras = {} if c is None else {COMBINATION: tensors[-1]}
-            one = replace(x, tensors=tensors[: len(x.tensors)], extras=extras)
-            y = self.evaluate(one, self.parameters | varied)[0, group]
-            return (y[0] if m == 1 else y), y
-
-        each = (grad if m == 1 else jacrev)(outputs, has_aux=True)  # the first is faster
-        varied = {name: self.parameters[name] for name in names}
-        with plain_autograd(self.device), hooks.math_attention():
-            try:
-                by_name, y = vmap(each, in_dims=(None, *[0] * len(rows_of)))(varied, *rows_of)
-            except Exception as error:
-                raise TypeError(f"torch.func could not compute per-row gradients of this network: {error}") from error
-        rows = torch.cat([g.reshape(b, m, -1) for g in by_name.values()], dim=2).movedim(1, 0)
-        if y.requires_grad or rows.requires_grad:
-            raise TypeError(PAST_THE_TREE)
-        return y.reshape(b, m), rows
-
-    def _looped(self, names: tuple[str, ...], x: Inputs, group: slice) -> tuple[Tensor, Tensor]:
-        """Compute outputs and rows of J by plain autograd, row by row and output by output."""
-        varied, outputs, rows = [self.model_copy.trainable[name] for name in names], [], []
-        with plain_autograd(self.device):
-            for row in x.split(1):
-                y = self._fresh(row)[0, group]
-                rows.append(torch.stack([gradient(value, varied) for value in y]))
-                outputs.append(y.detach())
-        return torch.stack(outputs), torch.stack(rows, dim=1)
+        return [
+            [shaped(part, [self.parameters[name] for name in names]) for part in kept[names]] for names in self.owners
+        ]
 
     def outputs(self, x: Any) -> Tensor:
         """Compute outputs (b, m) alone, without gradients."""
@@ -343,3 +311,24 @@ class Network:
         with suppress(RuntimeError), torch.no_grad():
             return self.evaluate(self.prepare(x)).detach()
         return self.evaluate(self.prepare(x)).detach()  # one that differentiates its own outputs needs a graph
+
+    def features(self, x: Any) -> np.ndarray:  # (b, k)
+        """Return numbers from which the noise or a density ratio can be learnt: the rows of a table, as they are.
+
+        Of other inputs they are what the last linear layer is given, averaged over positions of a sequence or an image;
+        there are none without linear layers, or where the first dimension of the last one does not hold the rows.
+        """
+        x = self.prepare(x)
+        if len(x.tensors) == 1 and x.tensors[0].ndim == 2 and x.tensors[0].is_floating_point():
+            return reduced(x.tensors[0]).numpy()
+        parts = x.split(self.chunk_rows(x))
+        return np.concatenate([reduced(hooks.last_given(self.eval_copy, self.outputs, each)).numpy() for each in parts])
+
+
+def reduced(values: Tensor) -> Tensor:
+    """Return as many columns as features may have: random combinations of more."""
+    values, k = values.cpu(), values.shape[1]
+    if k <= MAX_FEATURES:
+        return values if values.dtype == torch.float64 else values.float()
+    directions = torch.randn(k, MAX_FEATURES, generator=torch.Generator().manual_seed(k), dtype=torch.float32)
+    return values.float() @ directions / k**0.5

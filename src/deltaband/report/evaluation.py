@@ -17,7 +17,6 @@ from ..data.inputs import Inputs, check_finite
 from ..data.row_record import share_by_chance
 from ..errors import warn
 from ..intervals import PredictionIntervals
-from ..network.features import features as features_of
 from ..results import Intervals, interval_arrays, parse_levels
 
 CURVE_LEVELS = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98, 0.99)
@@ -201,5 +200,5 @@ def _worst_slab(band: PredictionIntervals, inputs: Inputs, y: np.ndarray, interv
     """Return the coverage in the worst slab of the rows; NaN where there are too few of them."""
     if len(inputs) < metrics.SLAB_ROWS_AT_LEAST:
         return math.nan
-    features = features_of(band.spec.network(), inputs)
+    features = band.spec.network().features(inputs)
     return float(metrics.worst_slab_coverage(y, intervals, features)) if features.shape[1] else math.nan
