@@ -6,27 +6,22 @@ a pass over all of them takes as many layers as there is memory for, and adds th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from .gradient_batch import MERGED_BYTES, GradientBatch, Recomputed, StoredBlock
 
-PassDone = Callable[[int, int], None]  # the number of a pass, from 1 on, and that of all of them
 
-
-def kernel_by_layers(J: GradientBatch, pass_done: PassDone | None = None) -> np.ndarray:
+def kernel_by_layers(J: GradientBatch) -> np.ndarray:
     """Return K = JJᵀ, in the upper triangle."""
     recomputed = [block for block in J.blocks if isinstance(block, Recomputed)]
     K = np.zeros((len(J), len(J)), order="F")
-    groups = list(_groups(recomputed, len(J)))
-    for i, (owners, fits) in enumerate(groups, start=1):
+    for owners, fits in _groups(recomputed, len(J)):
         if fits:
             K = _captured(J, owners).kernel(K)
         else:
             _add_pairs(K, J, owners, recomputed[0].rows_in_memory * _row_bytes(recomputed)[1])
-        if pass_done is not None:
-            pass_done(i, len(groups))
     return K
 
 

@@ -3,28 +3,27 @@
 import math
 from dataclasses import asdict
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 
 from ..calibration import AllOutputs, AllRows, rows_needed
-from ..display import element, number, percent
+from ..display import number, percent
 from ..results import level_name, parse_levels
 from ..validation import check_int, check_positive
-from . import files
 from .alarm import ADVICE, Alarm
 from .coverage import RollingCoverage
+from .files import KeptInFile
 from .martingale import ONE_SIDED, TWO_SIDED, ConformalMartingale
-from .scale import Band, DeltaScale, ScaledRows
+from .scale import DeltaScale, ScaledRows
 from .series import AwaitedTargets
 
 LEAST_FALSE_ALARMS = 1e-300  # its reciprocal, which a martingale has to reach, must be finite
 Found = tuple[int, Alarm]  # the row of a call that raises it
 
 
-class Monitor:
+class Monitor(KeptInFile):
     """A watch on new rows, with or without targets: are they still exchangeable with the calibration rows?
 
     Three kinds of alarm, each raised at most once (for each output), and each with a probability of at most
@@ -43,6 +42,8 @@ class Monitor:
         scale: The scale of a calibrated band.
         level, false_alarms, window, seed: As in `PredictionIntervals.monitor`.
     """
+
+    _kind = "monitor"
 
     def __init__(self, scale: DeltaScale, level: float, false_alarms: float, window: int, seed: int) -> None:
         if np.ndim(level) != 0:
@@ -191,37 +192,13 @@ class Monitor:
         width = max(20, *(len(name) + 2 for name, _ in named))
         return "\n".join(lines + [f"  {name:<{width}}{text}" for name, text in named])
 
-    __repr__ = summary
-
-    def _repr_html_(self) -> str:
-        return element("pre", self.summary())
-
-    def save(self, path: str | Path) -> None:
-        """Write the state to a file; the band itself is saved on its own.
-
-        Args:
-            path: The file.
-        """
+    def _state(self) -> dict[str, Any]:
         settings = (self.level, self.false_alarms, self.window, self.seed)
         state = {"settings": settings, "alarms": self.alarms, "errors": self._errors, "awaited": self._awaited}
-        files.write(path, "monitor", self._scale, state | {"leverage": self._leverage, "coverage": self._coverage})
+        return state | {"leverage": self._leverage, "coverage": self._coverage}
 
     @classmethod
-    def load(cls, path: str | Path, band: Band) -> Self:
-        """Return what was saved; it continues as if nothing had happened.
-
-        Args:
-            path: The file.
-            band: The calibrated band that it was made from, or the same from a file.
-
-        Returns:
-            The monitor.
-
-        Raises:
-            ArtefactError: If the file is damaged or belongs to another band.
-        """
-        scale = DeltaScale.of(band)
-        state = files.read(path, "monitor", scale)
+    def _from_state(cls, scale: DeltaScale, state: dict[str, Any]) -> Self:
         made = cls(scale, *state["settings"])
         made.alarms, made._errors = state["alarms"], state["errors"]
         made._leverage, made._coverage, made._awaited = state["leverage"], state["coverage"], state["awaited"]

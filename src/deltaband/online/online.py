@@ -4,30 +4,28 @@ import math
 from collections.abc import Sequence
 from copy import deepcopy
 from inspect import signature
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from ..display import element, number, percent
+from ..display import number, percent
 from ..errors import warn
 from ..results import Intervals, level_name, parse_levels
 from ..validation import check_choice, check_int, is_whole_number
-from . import files
-from .scale import Band, DeltaScale, ScaledRows
+from .files import KeptInFile
+from .scale import DeltaScale, ScaledRows
 from .series import SeriesState, StreamState, WaitingRow
 from .trackers import TRACKERS
 
 Label = str | int  # of a series
 
-KIND = "state of online intervals"  # of a file
 INFINITE = (
     "the method asks for more than the largest of its scores: the interval is infinite, which is all that keeps the "
     "long-run coverage; it will be finite again after targets that are covered (said once; summary() counts them)"
 )
 
 
-class Online:
+class Online(KeptInFile):
     """Intervals for rows in time: `predict`, and `observe` once the targets are known.
 
     An interval is ŷ ± threshold·σ(x), with σ the scale of the calibrated band. The threshold follows how earlier
@@ -41,6 +39,8 @@ class Online:
         scale: The scale of a calibrated band.
         level, method, settings: As in `PredictionIntervals.online`.
     """
+
+    _kind = "state of online intervals"
 
     def __init__(self, scale: DeltaScale, level: float, method: str, settings: dict[str, Any]) -> None:
         check_choice(method, "method", tuple(TRACKERS))
@@ -197,36 +197,11 @@ class Online:
             )
         return "\n".join(lines)
 
-    __repr__ = summary
-
-    def _repr_html_(self) -> str:
-        return element("pre", self.summary())
-
-    def save(self, path: str | Path) -> None:
-        """Write the state to a file, also that of rows which are waiting; the band itself is saved on its own.
-
-        Args:
-            path: The file.
-        """
-        state = {"level": self.level, "method": self.method, "settings": self.settings, "series": self._series}
-        files.write(path, KIND, self._scale, state)
+    def _state(self) -> dict[str, Any]:
+        return {"level": self.level, "method": self.method, "settings": self.settings, "series": self._series}
 
     @classmethod
-    def load(cls, path: str | Path, band: Band) -> Self:
-        """Return what was saved; it continues as if nothing had happened, bit for bit.
-
-        Args:
-            path: The file.
-            band: The calibrated band that it was made from, or the same from a file.
-
-        Returns:
-            The intervals.
-
-        Raises:
-            ArtefactError: If the file is damaged or belongs to another band.
-        """
-        scale = DeltaScale.of(band)
-        state = files.read(path, KIND, scale)
+    def _from_state(cls, scale: DeltaScale, state: dict[str, Any]) -> Self:
         made = cls(scale, state["level"], state["method"], state["settings"])
         made._series = state["series"]
         return made
