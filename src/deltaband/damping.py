@@ -95,7 +95,7 @@ class Damping:
         """Return the error of an estimator with this name that needs λ where it is not known."""
         advice = "or calibrate on held-out data for prediction intervals without it"
         if calibrated:
-            advice = "a calibration stands in for it only where a band is asked about rows"
+            advice = "a calibration replaces it in predictions alone"
         why = f" ({self.unknown})" if self.unknown else ""
         given = f"give {name} the optimiser's weight_decay= or damping=, and fit again"
         return ValueError(f"λ is not known{why}: {given}; {advice}")

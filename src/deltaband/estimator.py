@@ -184,7 +184,10 @@ class Estimator(Stored):
         """
         batches = self.spec.read(data, y, n_rows)
         if not batches.reiterable:
-            raise ValueError("a plan looks at the first batch, which an iterator or generator gives only once")
+            raise ValueError(
+                "a plan reads the first batch, which an iterator or generator gives only once: give arrays X and y, a "
+                "DataLoader, or a list of batches"
+            )
         with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
             return driver.plan(self.spec, batches)
 
@@ -218,7 +221,7 @@ class Estimator(Stored):
 
     @property
     def warnings_(self) -> tuple[str, ...]:
-        """What `fit` and `calibrate` have warned of."""
+        """The messages of the warnings that `fit` and `calibrate` have issued."""
         messages = self.spec.task.warnings(self.fits_)
         return tuple(dict.fromkeys(messages + ([] if self._calibration is None else self._calibration.warnings())))
 

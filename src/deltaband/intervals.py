@@ -81,8 +81,8 @@ class PredictionIntervals(Forecaster):
         output: A function that picks the prediction from what the model returns.
         batch: A function that turns a batch of the loader into inputs and targets. Inputs are a tensor, a tuple or a
             dictionary of tensors, or of any other kind an `OpaqueBatch`.
-        collate: A function that makes of a list of items, objects of any type such as graphs, the network's inputs and
-            targets, or (inputs, None). All methods then take a list or a `Dataset` of items instead of inputs.
+        collate: A function that turns a list of items, objects of any type such as graphs, into the network's inputs
+            and targets, or (inputs, None). All methods then take a list or a `Dataset` of items instead of inputs.
         precision: "float32" for a model with weights in bfloat16 or half precision, or with `torch.autocast` in its
             `forward`: the copy that gradients and predictions come from is in float32, all of it.
         input_transform: What raw inputs go through before the network gets them: a pair (mean, std) of numbers or of

@@ -28,7 +28,7 @@ EVALUATED_LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 
 class Predictor(Estimator):
-    """An estimator for regression that is asked about rows; `PredictionIntervals` constructs and calibrates it."""
+    """What a fitted estimator for regression predicts; `PredictionIntervals` constructs and calibrates it."""
 
     _task: Regression
 

@@ -238,7 +238,7 @@ def test_without_damping_the_chosen_one_is_used_wherever_a_band_is_asked_about_r
         for mine, theirs in zip(each.predict(X, kind="mean"), known.predict(X, kind="mean"), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-8)
     assert band.damping_ is None
-    with pytest.raises(ValueError, match="only where a band is asked about rows"):
+    with pytest.raises(ValueError, match="replaces it in predictions alone"):
         band.spectrum()
 
 

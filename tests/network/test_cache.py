@@ -185,7 +185,7 @@ def test_parameters_that_are_frozen_or_moved_are_noticed():
     model.float()
     assert cached(cache, model).dtype == torch.float32
     assert cached(cache, model, ["2.*"]).n_parameters == 9
-    assert cached(cache, model, output=lambda y: y[:, 0]).outputs(X).shape == (60, 1)
+    assert cached(cache, model, "all", lambda y: y[:, 0]).outputs(X).shape == (60, 1)
     assert cached(cache, mlp(3, 4)).n_parameters == 21
 
 

@@ -309,7 +309,7 @@ def test_infinite_intervals_are_said_once_and_counted(band):
     online = band.online(0.9, step=0.5)
     online.predict(X[200:201])
     online.observe(X[200:201], Y[200:201] + 100)
-    with pytest.warns(DeltabandWarning, match="interval is infinite, which is all that keeps the long-run coverage"):
+    with pytest.warns(DeltabandWarning, match="interval is infinite: only that keeps the long-run coverage"):
         found = online.predict(X[201:202])
     assert np.isinf([found.lower, found.upper]).all()
     online.observe(X[201:202], Y[201:202])

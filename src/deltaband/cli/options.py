@@ -253,7 +253,7 @@ def engine(text: str) -> Engine | Literal["auto"]:
 
 
 def nbytes(text: str, option: str = "--memory") -> float:
-    """Return the bytes that `2GB`, `500 MiB` or a number says."""
+    """Return the number of bytes of a text such as `2GB`, `500 MiB` or a number."""
     match = re.fullmatch(r"\s*(\d+\.?\d*(?:e\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
     if match is None or not float(match[1]):
         raise Usage(f"{option} must be a number of bytes such as 2GB or 500MB, got {text!r}")

@@ -48,8 +48,8 @@ def predict(
 
     The new columns are prediction, and lower_95 and upper_95 for each level, or one of them with --side; with several
     targets their names follow: prediction_price, lower_95_price. Calibrated intervals have a column far, true for rows
-    far from the training rows. Other columns are copied. The rows are as they were for fit: if it was told how data are
-    scaled, so is the band. CSV and Parquet files are read and written in batches; .npz files are held in memory.
+    far from the training rows. Other columns are copied. Give rows as they were for fit, unscaled if
+    it scaled them. CSV and Parquet files are read and written in batches; .npz files are held in memory.
 
     \b
     Examples:

@@ -60,7 +60,7 @@ def read_scaling(path: Path, features: Sequence[str], targets: Sequence[str], kn
         raise Refusal(f"{path}: there is no column {unknown!r}{near(unknown, known)}; there are {join_names(known)}")
     for names, what in ((features, "feature"), (targets, "target")):
         if missing := next((name for name in names if name not in content), None):
-            raise Refusal(f"{path} says nothing about the {what} {missing!r}{near(missing, content)}; {UNSCALED}")
+            raise Refusal(f"{path} has no entry for the {what} {missing!r}{near(missing, content)}; {UNSCALED}")
     for name, entry in content.items():
         if not isinstance(entry, Mapping) or sorted(entry) != ["mean", "std"]:
             raise Refusal(f"{path}: {name!r} is {json.dumps(entry)}; {expected}")

@@ -148,7 +148,7 @@ class Inputs:
 
     @property
     def hashed(self) -> tuple[Tensor, ...]:
-        """What rows are told apart by."""
+        """The tensors that rows are compared by."""
         return self.tensors
 
     @property

@@ -214,7 +214,7 @@ class BatchItems(Objects):
             if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != batch.n_items):
                 raise ValueError(
                     f"the network returns shape {tuple(y.shape)} for an OpaqueBatch that should hold {batch.n_items} "
-                    "items: give as n_items for how many items it returns something"
+                    "items: n_items must be the number of items that it returns outputs for"
                 )
             found.append(y)
         if not all(isinstance(y, Tensor) for y in found):

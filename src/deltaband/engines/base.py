@@ -30,7 +30,7 @@ class Cost(NamedTuple):
 
     nbytes: float  #: At its peak, without the chunk of rows in progress.
     flops: float  #: Multiplications and additions, without those of the gradients.
-    wants_rows: bool = True  #: Whether it asks for whole rows, or for inner products alone.
+    wants_rows: bool = True  #: Whether it needs whole rows, or inner products alone.
     pairs: float = 0.0  #: How many inner products of two rows are among the operations.
 
 
@@ -74,7 +74,7 @@ class Engine(ABC):
             problem: The sizes of the fit.
 
         Returns:
-            Bytes, operations, and whether it asks for whole rows or for inner products alone.
+            Bytes, operations, and whether it needs whole rows or inner products alone.
         """
 
     @abstractmethod

@@ -110,7 +110,7 @@ class Covariance(ABC):
 
     @property
     def error_bound(self) -> float:
-        """‖JᵀJ − what stands in for it‖₂ is at most this, rounding aside; 0 where it is exact, NaN if not certified."""
+        """‖JᵀJ − its approximation‖₂ is at most this, rounding aside; 0 where it is exact, NaN if not certified."""
         return math.nan
 
     @property

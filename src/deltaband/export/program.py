@@ -118,8 +118,8 @@ class Program(nn.Module):
             )
         if units is not None and units.scaler is not None:
             raise ExportError(
-                f"target_transform={units.scaler!r} is not affine, and its inverse is no tensor operation: fit without "
-                "it, and transform what the program returns"
+                f"target_transform={units.scaler!r} is not affine, and its inverse is not a tensor operation: "
+                "fit without it, and transform what the program returns"
             )
         self.input_map = None if transform is None else transform.affine
         self.output_map = None if units is None else units.affine

@@ -127,7 +127,7 @@ class Checkpoint:
         if len(other):
             raise ArtefactError(
                 f"{self.path} is of a fit to other data, or to the same rows in another order: row {first + other[0]} "
-                "is not the one that it was. Give the same data in the same order, or delete the file to start over"
+                "differs. Give the same data in the same order, or delete the file to start over"
             )
         self._n_met += len(hashes)
 

@@ -41,7 +41,9 @@ def compressed(
     """
     for fit in fits:
         if not isinstance(fit.covariance, ExactCovariance | EigenbasisCovariance):
-            raise ValueError(f"compress is for exact fits; one by {fit.engine!r} has a cost that does not grow already")
+            raise ValueError(
+                f"compress is for exact fits; one by {fit.engine!r} costs the same however many rows there are already"
+            )
         if fit.sandwich is not None:
             raise ValueError("a robust band asks for each direction of the exact fit: compress one without robust=")
     pieces = fits[0].sample.between(0, MEASURED_ROWS).pieces if x is None else (x,)

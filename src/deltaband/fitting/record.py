@@ -62,7 +62,7 @@ def record_of(
 def _returned(spec: FitSpec, fits: Sequence[Fit]) -> np.ndarray | None:  # (rows, k)
     """Return what the model, with the functions that no file holds, computes for rows that are made up.
 
-    None where there are no such functions, or where such rows are nothing to this network.
+    None where there are no such functions, or where the network cannot be evaluated on such rows.
     """
     format, task = fits[0].format, spec.task
     if format is None or not spec.functions().keys() & {"output", "variance", "target_transform"}:

@@ -138,7 +138,7 @@ class FitSpec:
         return x
 
     def reference(self, fits: Sequence[Fit], x: Inputs, outputs: np.ndarray, first: int = 0) -> Reference:
-        """Return what rows with these outputs (b, m) are compared with."""
+        """Return what targets are compared with, given outputs (b, m): predictions, and the noise that is known."""
         if self.task.quantiles is not None and x.weight is not None:
             raise ValueError(
                 "quantiles say how large the noise of a row is themselves: give sample_weight= to fit alone"

@@ -206,7 +206,7 @@ def distinct_rows(x: Inputs, most: int) -> Inputs:
 
 
 def probe_layers(model: nn.Module, evaluate: Evaluate, b: int, by_item: bool = False) -> tuple[Layers, Tensor]:
-    """Test every layer on b rows; return what was found, and the outputs (b, m). Rows `by_item` are no rows of tensors.
+    """Test every layer on b rows, or items; return what was found, and the outputs (b, m).
 
     Rows whose gradients are zero or equal show nothing, so at least two others are needed; a layer that cannot be
     tested gets rows of its own, and so does one that is not called, whose weights may be used all the same.

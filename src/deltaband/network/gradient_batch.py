@@ -33,7 +33,7 @@ FLOAT64_BYTES = 2**27  # size up to which rows that many others are compared wit
 
 
 def shaped(part: Part, weights: Sequence[Tensor]) -> Part:
-    """Return rows in full with the shapes of their weights, which the factors of a layer show anyway."""
+    """Return rows in full with the shapes of their weights, which the factors of a layer have in any case."""
     if not isinstance(part, DenseRows):
         return part
     return DenseRows(part.values, tuple((len(w), w[0].numel()) if w.ndim > 1 else (w.numel(), 1) for w in weights))

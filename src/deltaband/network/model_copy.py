@@ -258,7 +258,7 @@ class _Description:
     def holds_for(self, *given: Any) -> bool:
         """Return whether these would be described alike: at once where everything is the same object still."""
         return (
-            all(map(is_, given, self._given))
+            list(map(id, given)) == list(map(id, self._given))
             and all(type(value) is kind and value.__dict__ is own for value, kind, own in self._owners)
             and sum(map(len, self._collections)) == len(self._content)
             and all(map(is_, chain.from_iterable(self._collections), self._content))

@@ -125,7 +125,7 @@ class Monitor(KeptInFile):
 
     @property
     def n_rows(self) -> int:
-        """How many rows there were."""
+        """The number of rows so far."""
         return len(self._leverage.path)
 
     @property
@@ -172,7 +172,7 @@ class Monitor(KeptInFile):
         }
 
     def summary(self) -> str:
-        """Return what was found, as text: the alarms, and what they would follow from."""
+        """Return what was found, as text: the alarms, and the statistics that raise them."""
         found = self.to_dict()
         chance = f"{self.false_alarms:g} each for a false alarm, ever"
         lines = [

@@ -20,8 +20,8 @@ from .trackers import TRACKERS
 Label = str | int  # of a series
 
 INFINITE = (
-    "the method asks for more than the largest of its scores: the interval is infinite, which is all that keeps the "
-    "long-run coverage; it will be finite again after targets that are covered (said once; summary() counts them)"
+    "the method needs a threshold above the largest of its scores, so the interval is infinite: only that keeps the "
+    "long-run coverage; it becomes finite again after targets that are covered (said once; summary() counts them)"
 )
 
 
@@ -179,7 +179,7 @@ class Online(KeptInFile):
         return found
 
     def summary(self) -> str:
-        """Return, as text, how the predictions of each series have fared."""
+        """Return, as text, the coverage so far and the threshold of each series."""
         settings = "".join(f", {name}={value}" for name, value in self.settings.items())
         lines = [f"Online intervals at {level_name(self.level)} %, method={self.method!r}{settings}"]
         for each in self.records():

@@ -81,8 +81,8 @@ def page(
         inputs, y = read(x, unpack=band.spec.batch).whole()
         x = inputs.as_given()
     evaluation = evaluate(band, x, y, level, outputs, given)
-    told = [f", {name}={each!r}" if isinstance(each, str) else f", {name}={name}" for name, each in given.items()]
-    now = f"old.predict(x, {evaluation.outputs[0].coverage.level!r}{''.join(told)})"
+    passed = [f", {name}={each!r}" if isinstance(each, str) else f", {name}={name}" for name, each in given.items()]
+    now = f"old.predict(x, {evaluation.outputs[0].coverage.level!r}{''.join(passed)})"
     given, added = named_items(columns, "columns"), named_items(settings, "settings")
     if names is not None:
         inputs = Inputs.of(x)
