@@ -14,11 +14,13 @@ SPLITS_HELP = (
 )
 
 
-def on_data(command: str, about: str, out: str) -> argparse.ArgumentParser:
+def on_data(
+    command: str, about: str, out: str, *, package: str = "experiments", results: Path = RESULTS
+) -> argparse.ArgumentParser:
     """For an experiment on the data sets that trains networks."""
-    parser = argparse.ArgumentParser(prog=f"python -m experiments {command}", description=about.splitlines()[0])
+    parser = argparse.ArgumentParser(prog=f"python -m {package} {command}", description=about.splitlines()[0])
     parser.add_argument("--data", metavar="DIR", help="folder of the data sets (or DELTABAND_DATA; else OpenML)")
-    parser.add_argument("--out", type=file_to_write, default=RESULTS / out, metavar="FILE")
+    parser.add_argument("--out", type=file_to_write, default=results / out, metavar="FILE")
     parser.add_argument(
         "--networks", type=folder_to_write, default=NETWORKS, metavar="DIR", help="where trained networks are kept"
     )

@@ -29,7 +29,7 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -84,9 +84,9 @@ def gaussian(outputs: Tensor, y: Tensor) -> Tensor:
     return 0.5 * (log_variance + (y - mean) ** 2 * torch.exp(-log_variance))
 
 
-def pinball(outputs: Tensor, y: Tensor) -> Tensor:
-    """The mean over quantiles, (m, b, 7)."""
-    levels, above = torch.tensor(QUANTILES), y[:, :, None] - outputs
+def pinball(outputs: Tensor, y: Tensor, quantiles: Sequence[float] = QUANTILES) -> Tensor:
+    """The mean over quantiles, (m, b, k)."""
+    levels, above = torch.tensor(quantiles), y[:, :, None] - outputs
     return torch.maximum(levels * above, (levels - 1) * above).mean(dim=2)
 
 
@@ -147,7 +147,7 @@ def divided(X: np.ndarray, y: np.ndarray, test: str, split: int) -> Split:
 
 
 def train(
-    part: Part, splits: Sequence[Split], folder: Path, report: Report
+    part: Part, splits: Sequence[Split], folder: Path, report: Report, kinds: Mapping[str, Kind] = KINDS
 ) -> dict[str, list[list[nn.Module]]]:  # by kind, for each split
     """The networks of all splits, trained at once, unless they were before."""
     recipe, steps = RECIPES.get(part.name, (Recipe(), STEPS))
@@ -156,7 +156,7 @@ def train(
     rows, held = (_stacked([split[i] for split in splits]) for i in (0, 1))
     epochs = max(1, steps // -(-rows.x.shape[1] // recipe.batch))
     found = {}
-    for name, kind in KINDS.items():
+    for name, kind in kinds.items():
         path = folder / f"noise-{part}-{name}.safetensors".replace(" ", "-")
         conditions = json.dumps([list(map(float, (rows.x.sum(), rows.y.sum()))), recipe, epochs, PATIENCE])
         kept = load(path, conditions)
