@@ -639,7 +639,7 @@ def classified() -> tuple[np.ndarray, np.ndarray, nn.Module]:
 def table() -> str:
     lines = []
     for kind, title in ((WRONG, "wrong use"), (RIGHT, "right use")):
-        lines += [f"| {title} | what is said |", "|---|---|"]
+        lines += [f"| {title} | message |", "|---|---|"]
         lines += [f"| {text} | {said(function)} |" for text, function in USES[kind].items()]
         lines.append("")
     return "\n".join(lines)

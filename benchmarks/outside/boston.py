@@ -12,8 +12,8 @@ every 250 epochs; and the seeds are fewer.
 - formula: `predict` without `calibrate`, from all rows;
 - calibrate: `calibrate` on the same held-out rows, with learnt noise or without.
 
-Their code holds out a half unless told otherwise, and also a quarter; which of these a published figure is for was not to
-be found out, so it stands beside both.
+Their code holds out a half by default, and also a quarter; which of these a published figure is for could not be found
+out, so it stands beside both.
 """
 
 from __future__ import annotations

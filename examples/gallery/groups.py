@@ -3,7 +3,7 @@ Every group covered, and a world that has shifted
 =================================================
 
 Nine of ten on average can be ten of ten at one site and seven of ten at another. And nine of ten among the customers of
-last year says little about those of this year. Both are told to ``calibrate``.
+last year says little about those of this year. ``calibrate`` takes both into account.
 """
 
 # %%
