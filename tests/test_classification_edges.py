@@ -78,6 +78,7 @@ BAD_LABELS = [
     (3, lambda y: y + 1, r"got 3: the network has 3 outputs; if your labels start at 1, give y - 1"),
     (3, lambda y: y + 0.5, r"whole numbers from 0 to 2, one per row, got \d\.5"),
     (3, lambda y: nn.functional.one_hot(y, 3), r"got 3 columns; for one-hot rows give y.argmax\(axis=1\)"),
+    (3, lambda y: torch.full((40, 3), 1 / 3), r"got 3 columns; for one-hot rows give y.argmax"),
     (3, lambda y: torch.where(y == 2, torch.nan, y), r"targets hold NaN in row"),
     (3, lambda y: np.array(["cat", "dog", "cow"])[y], r"got words .* np.unique"),
     (3, lambda y: ["cat"] * len(y), r"got words .* np.unique"),

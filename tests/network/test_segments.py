@@ -10,7 +10,7 @@ from deltaband import Exact, OpaqueBatch, PredictionIntervals
 from deltaband.data.items import BatchItems, Items
 from deltaband.network.layers.segments import owners
 from deltaband.network.network import Network
-from tests.support.graphs import MessagePassing, collate, molecules
+from tests.support.graphs import MessagePassing, Molecule, collate, molecules
 
 DAMPING = 0.3
 pytestmark = pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
@@ -143,3 +143,50 @@ def test_batches_of_large_networks_whose_rows_have_other_outputs_are_told_with_t
     X[4096:, 0] = 6
     with pytest.raises(ValueError, match=r"rows 4096 to 4999: the network returns 2 numbers .* returned 3"):
         PredictionIntervals(Cut(), damping=DAMPING).fit(X, torch.randn(5000, 3))
+
+
+def lonely(k):
+    """A molecule without bonds."""
+    return Molecule(torch.randn(k, 4).double(), torch.zeros(2, 0, dtype=torch.long), torch.zeros(1).double())
+
+
+@pytest.mark.parametrize("at", [0, 30])  # what the layers are probed on, or later
+def test_graphs_without_nodes_or_edges_have_the_gradients_that_they_have_alone(at):
+    torch.manual_seed(0)
+    model, items = MessagePassing().double(), molecules(30, dtype=torch.float64)
+    empty = [lonely(k) for k in (0, 1, 3, 0, 2, 1, 0, 4)]
+    items[at:at] = empty
+    band = PredictionIntervals(model, damping=DAMPING, engine=Exact(), collate=collate).fit(items)
+    assert "5 layers by hooks" in band.fits_[0].gradient_method
+    J = by_loops(model, items)
+    expected = dict(zip(map(id, items), reference.answers(J, DAMPING, J)[0][:, 0], strict=True))
+    for some in (items, empty, empty[:1], empty[1:2]):
+        np.testing.assert_allclose(band.variance(some).numpy(), [expected[id(each)] for each in some], rtol=1e-8)
+
+
+@pytest.mark.parametrize("n", [1, 12])
+def test_a_single_item_and_copies_of_it_can_be_fitted_to(n):
+    torch.manual_seed(0)
+    model, items = MessagePassing().double(), molecules(3, dtype=torch.float64)
+    band = PredictionIntervals(model, damping=DAMPING, engine=Exact(), collate=collate).fit(items[:1] * n)
+    J = by_loops(model, items)
+    q = reference.answers(np.repeat(J[:1], n, axis=0), DAMPING, J)[0][:, 0]
+    np.testing.assert_allclose(band.variance(items).numpy(), q, rtol=1e-8)
+
+
+def test_a_collate_function_that_changes_the_order_of_inputs_alone_is_told():
+    torch.manual_seed(0)
+    items = molecules(20)
+
+    def by_size(some):
+        return collate(sorted(some, key=lambda each: len(each.atoms)))[0], collate(some)[1]
+
+    with pytest.raises(ValueError, match="a collate function that changes items, or their order"):
+        PredictionIntervals(MessagePassing(), damping=DAMPING).fit(items, collate=by_size)
+
+
+def test_nan_in_an_item_is_told_with_its_row():
+    items = molecules(9)
+    items[5].atoms[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="outputs hold NaN in row 5"):
+        PredictionIntervals(MessagePassing(), damping=DAMPING).fit(items, collate=collate)

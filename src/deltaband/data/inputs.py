@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ class Inputs:
     names: tuple[str, ...] | None = None
     single: bool = True
     extras: dict[str, Tensor] = field(default_factory=dict)
+    mixed_by: ClassVar[str] = "a recurrent layer without batch_first=True"  # what else may make rows depend on others
 
     @classmethod
     def of(cls, x: Any) -> Self:

@@ -47,6 +47,7 @@ class OpaqueBatch:
 class Objects(Inputs):
     """Rows of which the network alone knows what they are; tensors in them are changed when it is called."""
 
+    mixed_by: ClassVar[str] = "a collate function that changes items, or their order"
     unstorable: ClassVar[str] = "no file holds rows that are items: leave out sample=True, checkpoint= or distributed="
 
     tensors: tuple[Tensor, ...] = ()

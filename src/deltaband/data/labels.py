@@ -24,10 +24,9 @@ def check_labels(targets: Tensor, n_returned: int) -> Tensor:  # (b, 1) float64 
     if targets.shape[1] != 1:
         hint = ""
         if targets.shape[1] == classes:
-            one_hot = bool((targets.sum(dim=1) == 1).all())
-            hint = (
-                "; for one-hot rows give y.argmax(axis=1)" if one_hot else "; for several labels a row give loss='bce'"
-            )
+            several = bool(((targets == 0) | (targets == 1)).all() & (targets.sum(dim=1) != 1).any())
+            advice = "several labels a row give loss='bce'" if several else "one-hot rows give y.argmax(axis=1)"
+            hint = f"; for {advice}"
         raise ValueError(f"{expected}, got {targets.shape[1]} columns{hint}")
     y = targets[:, 0]
     bad = ~((y >= 0) & (y < classes) & (y == y.round()))

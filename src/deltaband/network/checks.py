@@ -170,7 +170,7 @@ def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor
         i = int((y[row] - alone).abs().nan_to_num(torch.inf).argmax())
         raise ValueError(
             f"the network's output for a row depends on the other rows of the batch ({alone[i]:.4g} alone, "
-            f"{y[row, i]:.4g} among them), as with batch statistics, or a recurrent layer without batch_first=True"
+            f"{y[row, i]:.4g} among them), as with batch statistics, or {x.mixed_by}"
         )
 
 
@@ -217,7 +217,7 @@ def probe_layers(model: nn.Module, evaluate: Evaluate, b: int, by_item: bool = F
     y, found = _verify_candidates(model, evaluate, b, layers, dims)
     tables = {n: each for n, each in layers.items() if n not in found and isinstance(each, nn.Embedding)}
     if tables:
-        with suppress(RuntimeError):  # the network may not accept as many rows there
+        with suppress(Exception):  # the network may not accept as many rows there
             found |= _verify_candidates(model, evaluate, b, tables, dict.fromkeys(tables, (SHARED,)))[1]
     found = {name: found[name] for name in layers if name in found}  # as they were registered
     parameters = tuple(names_of(name, layers[name]) for name in found)

@@ -5,6 +5,7 @@ its rows, 2^kᵢ times that of Σ yᵢ, exactly: a power of two changes no digit
 power of two, rows of several items have been mixed.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,11 @@ def _nobody(call: Sequence[Tensor | None]) -> Tensor | None:
     delta = call[0] if len(call) == 1 else None
     if delta is None or delta.ndim == 0 or not bool(torch.isfinite(delta).all()):
         return None
-    return (delta.reshape(len(delta), -1) != 0).any(dim=1).long() - 1
+    return (_flat(delta) != 0).any(dim=1).long() - 1
+
+
+def _flat(delta: Tensor) -> Tensor:  # (R, k), also of no rows
+    return delta.reshape(len(delta), math.prod(delta.shape[1:]))
 
 
 def _with_digit(
@@ -54,7 +59,7 @@ def _with_digit(
     delta, of_factors = call[0], scaled[0]
     if owner is None or delta is None or of_factors is None:
         return None
-    one, other = (each.reshape(len(each), -1) for each in (delta, of_factors))
+    one, other = map(_flat, (delta, of_factors))
     largest = one.abs().argmax(dim=1, keepdim=True)
     alive = owner >= 0
     ratio = torch.where(alive[:, None], other.gather(1, largest) / one.gather(1, largest), 1.0)
@@ -66,7 +71,7 @@ def _with_digit(
 
 
 def _checked(owner: Tensor, b: int) -> Tensor | None:
-    return owner if len(owner) and bool((owner < b).all()) else None
+    return owner if bool((owner < b).all()) else None
 
 
 def padded(calls: Sequence[Any], deltas: Gradients, b: int, rows: Sequence[Tensor | None]) -> tuple[Any, Any]:
