@@ -1,6 +1,6 @@
 """Intervals from networks that were trained to know their noise, with a conformal step of their own."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -11,14 +11,14 @@ from torch import nn
 from ..calibration import conformal_quantiles
 from ..data.inputs import Inputs
 from ..network.returned import VARIANCE_FORMS, mean_and_variance
-from ..results import Intervals, like, parse_levels
+from ..results import parse_levels
 from ..validation import check_choice
-from .networks import ensemble_outputs, held_out, members, network_of, outputs_of
+from .networks import Baseline, Bounds, ensemble_outputs, held_out, members, network_of, outputs_of
 
 QUANTILES = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
 
 
-class _Calibrated(ABC):
+class _Calibrated(Baseline):
     """Intervals that split conformal prediction can correct."""
 
     _scores: np.ndarray | None = None  # of the calibration rows, each column sorted
@@ -39,37 +39,9 @@ class _Calibrated(ABC):
         self._scores = np.sort(self._conformity(X, targets.numpy()), axis=0)
         return self
 
-    def predict(self, x: Any, level: float | Sequence[float] = 0.95) -> Intervals:
-        """Return intervals for new observations at the rows of `x`: conformal ones after `calibrate`.
-
-        Args:
-            x: The inputs, arrays or tensors; results are of the same kind.
-            level: One level, or several for one column each.
-
-        Returns:
-            `Intervals`, which unpack as mean, lower, upper.
-
-        Raises:
-            ValueError: If there are too few calibration rows for a level.
-        """
-        levels = parse_levels(level)
-        X = Inputs.of(x)
-        X.check_finite()
-        mean, lower, upper, dtype = self._bounds(X, levels)
-        if np.ndim(level) == 0:
-            lower, upper = lower[:, 0], upper[:, 0]
-        bounds = like(x, lower, dtype, -np.inf), like(x, upper, dtype, np.inf)
-        return Intervals(like(x, mean, dtype), *bounds, levels[0] if np.ndim(level) == 0 else levels)
-
     @abstractmethod
     def _conformity(self, X: Inputs, y: np.ndarray) -> np.ndarray:  # (n,) or (n, pairs)
         """Return how large the interval of each row would have to be."""
-
-    @abstractmethod
-    def _bounds(
-        self, X: Inputs, levels: tuple[float, ...]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, torch.dtype]:  # (n,), (n, levels) twice
-        """Return predictions, lower and upper bounds, and the network's precision."""
 
 
 class MeanVarianceEnsemble(_Calibrated):
@@ -98,7 +70,7 @@ class MeanVarianceEnsemble(_Calibrated):
         mean, std, _ = self._moments(X)
         return np.abs(y - mean) / std
 
-    def _bounds(self, X: Inputs, levels: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray, torch.dtype]:
+    def _bounds(self, X: Inputs, levels: tuple[float, ...]) -> Bounds:
         from scipy.special import ndtri
 
         normal = ndtri((1 + np.array(levels)) / 2)
@@ -143,7 +115,7 @@ class QuantileNetwork(_Calibrated):
         _, lower, upper, _ = self._quantiles(X)
         return np.maximum(lower - y[:, None], y[:, None] - upper)
 
-    def _bounds(self, X: Inputs, levels: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray, torch.dtype]:
+    def _bounds(self, X: Inputs, levels: tuple[float, ...]) -> Bounds:
         middle = len(self.levels) // 2
         of_pairs = 1 - 2 * np.array(self.levels[:middle])
         pairs = np.abs(np.subtract.outer(levels, of_pairs)).argmin(axis=1)  # (levels,)
@@ -156,7 +128,7 @@ class QuantileNetwork(_Calibrated):
             lower, upper = lower - margin, upper + margin
         return median, lower, upper, dtype
 
-    def _quantiles(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray, torch.dtype]:
+    def _quantiles(self, X: Inputs) -> Bounds:
         """Return the median (n,), and the pairs of quantiles around it (n, pairs), the widest first."""
         network, middle = network_of(self.model), len(self.levels) // 2
         outputs = np.sort(outputs_of(network, X, len(self.levels)), axis=1)

@@ -6,7 +6,7 @@ of T stochastic passes or of M networks. Nothing guarantees their coverage.
 
 import math
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -20,15 +20,14 @@ from ..data.inputs import Inputs, check_finite
 from ..errors import NotFittedError
 from ..fitting.fit import ADVICE
 from ..network.network import Network, plain_autograd
-from ..results import Intervals, like, parse_levels
 from ..validation import check_int, check_non_negative
-from .networks import check_columns, ensemble_outputs, held_out, members, network_of
+from .networks import Baseline, Bounds, check_columns, ensemble_outputs, held_out, members, network_of
 
 # Dropout draws from torch's global generators: only one thread at a time may seed them.
 _GENERATORS_LOCK = threading.RLock()
 
 
-class _Gaussian(ABC):
+class _Gaussian(Baseline):
     """Intervals ŷ ± z·√(v + noise_std²) from the moments ŷ and v of a subclass."""
 
     def __init__(self, noise_std: float | None) -> None:
@@ -44,30 +43,13 @@ class _Gaussian(ABC):
             raise NotFittedError(f"the noise is not known: give {name} noise_std=, or call fit(x, y) on held-out rows")
         return self._noise_std
 
-    def predict(self, x: Any, level: float | Sequence[float] = 0.95) -> Intervals:
-        """Return intervals for new observations at the rows of `x`.
-
-        Args:
-            x: The inputs, arrays or tensors; results are of the same kind.
-            level: One level, or several for one column each.
-
-        Returns:
-            `Intervals`, which unpack as mean, lower, upper.
-
-        Raises:
-            NotFittedError: If the noise is not known.
-        """
+    def _bounds(self, X: Inputs, levels: tuple[float, ...]) -> Bounds:
         from scipy.special import ndtri
 
-        levels, noise_std = parse_levels(level), self.noise_std_
-        wanted = levels[0] if np.ndim(level) == 0 else levels
-        X = Inputs.of(x)
-        X.check_finite()
+        noise_std = self.noise_std_
         mean, variance, dtype = self._moments(X)
-        half = np.multiply.outer(np.sqrt(variance + noise_std**2), ndtri((1 + np.array(wanted)) / 2))  # (n, …)
-        middle = mean if half.ndim == 1 else mean[:, None]
-        mean, lower, upper = (like(x, part, dtype) for part in (mean, middle - half, middle + half))
-        return Intervals(mean, lower, upper, wanted)
+        half = np.multiply.outer(np.sqrt(variance + noise_std**2), ndtri((1 + np.array(levels)) / 2))
+        return mean, mean[:, None] - half, mean[:, None] + half, dtype
 
     @abstractmethod
     def _moments(self, X: Inputs) -> tuple[np.ndarray, np.ndarray, torch.dtype]:

@@ -1,5 +1,6 @@
-"""The networks of the baselines: their outputs, and the held-out rows that they are given."""
+"""What the baselines share: `predict`, the outputs of their networks, and the held-out rows that they are given."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,40 @@ from ..data.inputs import Inputs, check_finite
 from ..fitting.fit import ADVICE
 from ..network.model_copy import ModelCopy, Pick, eval_copy, unwrap
 from ..network.network import Network
+from ..results import Intervals, like, parse_levels
+
+Bounds = tuple[np.ndarray, np.ndarray, np.ndarray, torch.dtype]  # mean (n,), lower and upper (n, levels), precision
+
+
+class Baseline(ABC):
+    """Another method for intervals."""
+
+    def predict(self, x: Any, level: float | Sequence[float] = 0.95) -> Intervals:
+        """Return intervals for new observations at the rows of `x`; after `calibrate`, conformal ones.
+
+        Args:
+            x: The inputs, arrays or tensors; results are of the same kind.
+            level: One level, or several for one column each.
+
+        Returns:
+            `Intervals`, which unpack as mean, lower, upper.
+
+        Raises:
+            NotFittedError: If the noise is not known.
+            ValueError: If there are too few calibration rows for a level.
+        """
+        levels = parse_levels(level)
+        X = Inputs.of(x)
+        X.check_finite()
+        mean, lower, upper, dtype = self._bounds(X, levels)
+        if np.ndim(level) == 0:
+            lower, upper = lower[:, 0], upper[:, 0]
+        bounds = like(x, lower, dtype, -np.inf), like(x, upper, dtype, np.inf)
+        return Intervals(like(x, mean, dtype), *bounds, levels[0] if np.ndim(level) == 0 else levels)
+
+    @abstractmethod
+    def _bounds(self, X: Inputs, levels: tuple[float, ...]) -> Bounds:
+        """Return predictions, lower and upper bounds, and the network's precision."""
 
 
 def network_of(model: nn.Module, output: Pick = None) -> Network:
