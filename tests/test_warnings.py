@@ -26,9 +26,9 @@ def calibrated():
     return fitted().calibrate(*regression(200, seed=1))
 
 
-def changed():
+def changed(band=None):
     """A band whose model was trained further after the fit."""
-    band = fitted()
+    band = band or fitted()
     with torch.no_grad():
         band.model[0].bias += 1.0
     return band
@@ -76,12 +76,19 @@ SITUATIONS = {
     "variance": (changed, lambda band: band.variance(X)),
     "leverage": (changed, lambda band: band.leverage(X)),
     "plot": (changed, lambda band: band.plot(X, Y)),
+    "predict_distribution": (changed, lambda band: band.predict_distribution(X)),
+    "predict_linear": (changed, lambda band: band.predict_linear(X[:5], np.ones((1, 5)))),
+    "covariance": (changed, lambda band: band.covariance(X[:5], X[5:9])),
+    "sample": (changed, lambda band: band.sample(X[:5])),
+    "online": (calibrated, lambda band: band.online(0.999).predict(X[:1])),
+    "monitor": (lambda: changed(calibrated()), lambda band: band.monitor().update(X[:5])),
     "evaluate": (changed, lambda band: band.evaluate(X, Y)),
     "predict of a loader": (changed, lambda band: band.predict(DataLoader(TensorDataset(X, Y), batch_size=32))),
     "ClassificationIntervals.fit": (
         lambda: ClassificationIntervals(classifier(10), damping=1e-3),
         lambda band: band.fit(labelled(4)[0], torch.zeros(4)),
     ),
+    "ClassificationIntervals.calibrate": (classifying, lambda band: band.calibrate(*labelled())),
     "ClassificationIntervals.merge": (lambda: (classifying(), classifying()), lambda bands: bands[0].merge(bands[1])),
     "ClassificationIntervals.predict": (changed_classifier, lambda band: band.predict(labelled(4)[0])),
     "IntervalRegressor.fit": (regressor, lambda estimator: estimator.fit(X.numpy()[:20], Y.numpy()[:20])),
@@ -95,6 +102,7 @@ SITUATIONS = {
 def check_line(said, line):
     ours = [warning for warning in said if issubclass(warning.category, DeltabandWarning)]
     assert ours
+    assert len({str(warning.message) for warning in ours}) == len(ours)  # nothing is said twice
     assert [(warning.filename, warning.lineno) for warning in ours] == [(__file__, line)] * len(ours)
 
 

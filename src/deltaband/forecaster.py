@@ -11,7 +11,7 @@ from .calibration.overlap import Overlapping
 from .data.batches import DEFAULT_BATCH_ROWS, with_extras
 from .distributions import Distribution, Steps, StudentT, ends_of, levels_of, levels_of_steps, parse_probabilities
 from .engines.covariance import By
-from .errors import silenced
+from .errors import said_once, silenced
 from .fitting.fit import Formula, two_bounds
 from .joint import Errors, Rows, draws, parse_weights
 from .predictor import Predictor
@@ -204,8 +204,10 @@ class Forecaster(Predictor):
         """
         errors = self.errors(by)
         unit = self.units_of_differences()[1]
-        one = self._rows(errors, x)
-        C = errors.covariance(one, one if x2 is None else self._rows(errors, x2), by) * unit[:, None, None] * unit
+        with said_once():
+            one = self._rows(errors, x)
+            other = one if x2 is None else self._rows(errors, x2)
+            C = errors.covariance(one, other, by) * unit[:, None, None] * unit
         if x2 is None:
             C = (C + C.transpose(2, 3, 0, 1)) / 2
         return like(x, C[:, 0, :, 0] if self._is_single else C, self._result_dtype)
@@ -227,9 +229,10 @@ class Forecaster(Predictor):
         """
         n, seed = check_int(n, "n"), check_int(seed, "seed", 0)
         errors = self.errors(by)
-        rows = self._rows(errors, x)
+        with said_once():
+            rows = self._rows(errors, x)
+            C = errors.covariance(rows, rows, by).reshape(rows.mean.size, rows.mean.size)
         shape = rows.mean.shape
-        C = errors.covariance(rows, rows, by).reshape(rows.mean.size, rows.mean.size)
         found = draws(rows.mean.ravel(), C, n, seed).reshape(n, *shape)
         original = self._original(found.transpose(1, 2, 0)).transpose(2, 0, 1)
         return like(x, original[:, :, 0] if self._is_single else original, self._result_dtype)
