@@ -133,8 +133,32 @@ def test_a_rank_beyond_the_matrix_is_exact_and_warns(engine, name, n, p, rank):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("damping", [0.1, None])
+@pytest.mark.parametrize(("n", "p"), [(19, 50), (19, 12)])
+def test_fewer_rows_than_fill_the_buffer_are_exact_and_go_on_as_if_there_had_been_no_end(engine, damping, n, p):
+    if damping is None and engine is ImportantDirections:
+        pytest.skip("needs λ")
+    J = reference.matrix("decaying", n + 30, p)
+    rows = sketch(engine(10), J[:n], damping)
+    covariance = rows.finish(damping)
+    assert covariance.is_exact
+    g, at = reference.probes(J), covariance.at(0.1)
+    q, h, p_star = reference.answers(J[:n, None], 0.1, g[:, None])
+    np.testing.assert_allclose(at.variance(batch(g)), q[:, 0], rtol=1e-6, atol=1e-10)
+    np.testing.assert_allclose(at.leverage(batch(g)), h[:, 0], rtol=1e-6)
+    assert at.effective_parameters == pytest.approx(p_star, rel=1e-8)
+    again = engine(10).resume(covariance, n, p)
+    again.update(batch(J[n:]))
+    other = sketch(engine(10), J, damping)
+    assert (again.n_rows, again.shift, again.energy) == pytest.approx((other.n_rows, other.shift, other.energy))
+    np.testing.assert_allclose(again.finalise(damping).eigenvalues, other.finalise(damping).eigenvalues, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_large_rank_does_not_reserve_memory_that_it_cannot_use(engine):
     started = sketch(engine(10**6), reference.matrix("flat", 5, 7), 1.0, n_rows=5)
+    assert started.buffer is None
+    started.update(batch(reference.matrix("flat", 7, 7)))  # more than were announced
     assert len(started.buffer) == 2 * (5 + 1)
 
 
@@ -180,7 +204,8 @@ def test_merging_without_a_shrink_equals_one_pass(engine):
     J = reference.matrix("decaying", 15, 40)
     one, two = sketch(engine(10), J[:7], 0.1), sketch(engine(10), J[7:], 0.1)
     one.merge(two)
-    np.testing.assert_allclose(one.finalise(0.1).squared, sketch(engine(10), J, 0.1).finalise(0.1).squared, rtol=1e-9)
+    whole = sketch(engine(10), J, 0.1).finalise(0.1)
+    np.testing.assert_allclose(one.finalise(0.1).eigenvalues, whole.eigenvalues, rtol=1e-9)
 
 
 def test_important_directions_of_different_damping_do_not_merge():
@@ -292,11 +317,11 @@ def test_bounds_that_hold_for_every_sketch(n, p, rank, log_damping, seed, name, 
     q, h = covariance.variance(g), covariance.leverage(g)
     assert (q >= 0).all()
     assert (q <= h * (1 + 1e-6)).all()
-    held = len(covariance.squared) if covariance.added_tail is None else min(n, p)
+    held = len(covariance.eigenvalues) if covariance.added_tail is None else min(n, p)
     assert 0 <= covariance.effective_parameters <= held + 1e-9
     missed = covariance.missed_parameters + 1e-6
     assert exact.effective_parameters <= covariance.effective_parameters + missed
-    if covariance.added is not None:  # an estimate, which may be off either way
+    if covariance.added_tail is not None:  # an estimate, which may be off either way
         assert exact.effective_parameters >= covariance.effective_parameters - missed
 
 

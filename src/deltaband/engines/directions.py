@@ -21,9 +21,9 @@ from ..network.gradient_batch import CHUNK_BYTES, GradientBatch
 from ..storage.encoding import storable
 from ..validation import check_choice, check_int, check_memory
 from .base import Accumulator, Cost, Engine, Known, register
-from .exact import Problem
-from .fields import private, reduced, shared
-from .spectral import PowerLawTail, SketchedCovariance, eigh, power_law
+from .exact import Exact, Problem
+from .fields import concatenated, private, reduced, shared
+from .spectral import EigenbasisCovariance, PowerLawTail, SketchedCovariance, eigh, power_law
 
 Score = Callable[[np.ndarray, float], np.ndarray]
 
@@ -75,10 +75,12 @@ class Directions(Engine):
 
     def cost(self, problem: Problem) -> Cost:
         """The buffer of 2k rows and as much while it is rotated, and four (2k)² in float64."""
-        p = problem.n_parameters
-        k = self.planned_rank(problem.n_rows, p, problem.itemsize)
-        nbytes = 4.0 * k * p * problem.itemsize + SQUARES_BYTES * k**2
-        return Cost(nbytes, flops=(problem.n_rows or p) * (8.0 * k * p + 80.0 * k**2))
+        n, p = problem.n_rows, problem.n_parameters
+        k = self.planned_rank(n, p, problem.itemsize)
+        if n is not None and n < min(2 * k, p) and self.rank != "auto" and not self.compress:  # nothing is shrunk
+            return Exact().cost(replace(problem, damped=False))
+        flops_of_a_row = (8.0 * k + 150.0) * p + 80.0 * k**2  # 150: memory, which takes longer where k is small
+        return Cost(4.0 * k * p * problem.itemsize + SQUARES_BYTES * k**2, (n or p) * flops_of_a_row)
 
     def start(self, known: Known = Known()) -> DirectionsSketch:
         return DirectionsSketch(self, damping=known.damping, expected_rows=known.n_rows)
@@ -87,10 +89,12 @@ class Directions(Engine):
         rank = size if self.rank == "auto" else int(self.rank)
         return replace(self, rank=max(1, min(math.ceil(share * rank), size // 2)))
 
-    def resume(self, covariance: SketchedCovariance, n_rows: int, n_parameters: int) -> DirectionsSketch:
+    def resume(self, covariance: Any, n_rows: int, n_parameters: int) -> DirectionsSketch:
+        sums = {**(covariance.accumulated or {}), "damping": covariance.damping, "expected_rows": None}
+        if isinstance(covariance, EigenbasisCovariance):
+            return DirectionsSketch(self, kept=[] if covariance.J is None else [covariance.J], **sums)
         directions = covariance.directions.cpu().numpy()
         rows = np.asarray(np.sqrt(covariance.squared)[:, None] * directions, dtype=directions.dtype)
-        sums = {**(covariance.accumulated or {}), "damping": covariance.damping, "expected_rows": None}
         return DirectionsSketch(self, buffer=rows, **sums)
 
     def planned_rank(self, n: int | None, p: int, itemsize: int) -> int:
@@ -156,12 +160,13 @@ class FrequentDirections(Directions):
 
 @dataclass
 class DirectionsSketch(Accumulator):
-    """The buffer B, and what the shrinks have lost."""
+    """The buffer B, and what the shrinks have lost; fewer than 2k rows are kept as they come, and end exact."""
 
     engine: Directions
     damping: float | None = shared(check=False)
     expected_rows: int | None = shared(check=False)
-    k: int = private(0)  # the rank, once there is a buffer
+    kept: list[GradientBatch] = concatenated()
+    k: int = private(0)  # the rank, once there is a row
     buffer: np.ndarray | None = private()  # (2k, p), the first `filled` rows in use
     filled: int = field(default=0, init=False)
     n_rows: int = reduced("sum", 0)
@@ -183,8 +188,8 @@ class DirectionsSketch(Accumulator):
             raise ValueError(f"{self.engine!r} needs λ before the first row: call start(Known(damping=...))")
         self.energy += float(g.squared_norms.sum())
         self.n_rows += len(g)
-        for block in g.row_blocks():
-            self._insert(block.cpu().numpy())
+        self.kept.append(g)
+        self._insert_kept(if_many=True)
 
     def check_mergeable(self, other: Self) -> None:
         if self.engine.needs_damping and self.damping != other.damping:
@@ -194,6 +199,7 @@ class DirectionsSketch(Accumulator):
 
     def merge(self, other: Self) -> None:
         super().merge(other)
+        self._insert_kept(if_many=other.buffer is None)
         if other.buffer is not None:
             self._insert(other.buffer[: other.filled])
 
@@ -204,17 +210,21 @@ class DirectionsSketch(Accumulator):
         automatic = self.engine.rank == "auto" and self.k
         return (replace(self.engine, rank=self.k) if automatic else self.engine).resized(size)
 
-    def finalise(self, damping: float | None) -> SketchedCovariance:
+    def finalise(self, damping: float | None) -> SketchedCovariance | EigenbasisCovariance:
         if self.engine.needs_damping and damping != self.damping:
             raise ValueError(f"the sketch was made with λ = {self.damping}, not with {damping}")
-        if self.buffer is None:
+        if self.buffer is None and not self.kept:
             raise ValueError("no rows were given")
-        engine, p = self.engine, self.buffer.shape[1]
+        engine, p = self.engine, self.kept[0].n_parameters if self.buffer is None else self.buffer.shape[1]
         full = min(self.n_rows, p)
         if engine.rank != "auto" and engine.rank > full:
             warn(f"rank={engine.rank} is larger than min(n, p) = {full}: it leaves nothing out, and Exact() is cheaper")
+        if self.buffer is None and not (engine.compress and self.n_rows >= self.k):
+            return self._unshrunk(damping, p)
+        self._insert_kept()
         if engine.compress:
             self._shrink(may_grow=False)
+        assert self.buffer is not None
         B = GradientBatch.of(torch.from_numpy(self.buffer[: self.filled]))
         U, d = _left_singular(B)
         rounding = RELATIVE_ZERO**2 * float(d[0]) ** 2 if 0 < len(d) < full else 0.0
@@ -237,6 +247,14 @@ class DirectionsSketch(Accumulator):
         self.clear()
         return SketchedCovariance(damping, e, *sketch, floor=floor, added_tail=tail, accumulated=numbers)
 
+    def _unshrunk(self, damping: float | None, p: int) -> EigenbasisCovariance:
+        J, numbers = GradientBatch.concatenate(self.kept), self.numbers()
+        covariance = replace(EigenbasisCovariance.of(J.kernel(), damping, J), accumulated=numbers)
+        if damping == 0.0 and (held := len(covariance.eigenvalues)) < p:
+            raise not_regular(f"the sketch holds {held} of {p} directions")
+        self.clear()
+        return covariance
+
     def _estimated_tail(self, squared: np.ndarray, full: int) -> tuple[np.ndarray, PowerLawTail | None]:  # (r,)
         """Return what each held direction gets back, and the eigenvalues along all others: ‖J‖²_F − Σd² in all.
 
@@ -257,11 +275,24 @@ class DirectionsSketch(Accumulator):
         e = e[e > 0]
         return added, PowerLawTail(e, self.n_rows - r) if len(e) else None
 
+    def _rank(self, p: int, itemsize: int = 8) -> int:
+        if self.buffer is None:
+            k = self.engine.planned_rank(self.expected_rows, p, itemsize)
+            self.k = min(SMALLEST_AUTO_RANK, k) if self.engine.rank == "auto" else k
+        return self.k
+
+    def _insert_kept(self, if_many: bool = False) -> None:
+        """Put the rows that are kept into the buffer; `if_many`, only if there is one or they fill it."""
+        n = sum(map(len, self.kept))
+        if n and if_many and self.buffer is None and n < 2 * self._rank(self.kept[0].n_parameters):
+            return
+        for block in (block for g in self.kept for block in g.row_blocks()):
+            self._insert(block.cpu().numpy())
+        self.kept = []
+
     def _insert(self, block: np.ndarray) -> None:  # (b, p)
         if self.buffer is None:
-            k = self.engine.planned_rank(self.expected_rows, block.shape[1], block.itemsize)
-            self.k = min(SMALLEST_AUTO_RANK, k) if self.engine.rank == "auto" else k
-            self.buffer = np.zeros((2 * self.k, block.shape[1]), dtype=block.dtype)
+            self.buffer = np.zeros((2 * self._rank(block.shape[1], block.itemsize), block.shape[1]), dtype=block.dtype)
         while len(block):
             fitting = block[: len(self.buffer) - self.filled]
             self.buffer[self.filled : self.filled + len(fitting)] = fitting

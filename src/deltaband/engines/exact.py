@@ -25,6 +25,7 @@ from .spectral import EigenbasisCovariance, SpectralCovariance
 
 BLOCK_COLUMNS = 256  # of a matrix that is copied piece by piece
 FACTOR_BYTES, EIGENVECTOR_BYTES = 8.0, 24.0  # of an entry: LAPACK factorises in place, its eigenvectors take three
+COPIED_BYTES = 2**25  # of a factor that is copied rather than computed again
 LARGEST_ROUNDING = 1e-2  # the part of 1 + q, the squared width of an interval, that may be rounding
 
 
@@ -209,13 +210,15 @@ def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
     """
     from scipy.linalg import lapack
 
-    diagonal = M.diagonal().copy()
-    _factorise(M, diagonal + damping)
-    X, _ = lapack.dpotri(M, lower=1, overwrite_c=1)  # A⁻¹ over the factor, which has no zero on its diagonal
-    check_in_place(X, M)
-    below = sum(float(np.square(damping * X[j + 1 :, j]).sum()) for j in range(len(X)))
-    norm_squared = float(np.square(damping * X.diagonal()).sum()) + 2 * below
-    return diagonal, len(M) - norm_squared, _factorise(M, diagonal + damping)
+    diagonal, in_place = M.diagonal().copy(), M.nbytes > COPIED_BYTES
+    rounding = _factorise(M, diagonal + damping)
+    X, _ = lapack.dpotri(M, lower=1, overwrite_c=in_place)  # A⁻¹ over the factor, which has no zero on its diagonal
+    below = sum(float(X[j + 1 :, j] @ X[j + 1 :, j]) for j in range(len(X)))
+    norm_squared = damping**2 * (float(np.square(X.diagonal()).sum()) + 2 * below)
+    if in_place:
+        check_in_place(X, M)
+        _factorise(M, diagonal + damping)
+    return diagonal, len(M) - norm_squared, rounding
 
 
 def half_solve(L: np.ndarray, B: np.ndarray, transposed: bool = False) -> np.ndarray:

@@ -269,8 +269,9 @@ class GradientBatch:
         return GradientBatch(tuple(block for batch in batches for block in batch.blocks))
 
 
-def _total(tensors: Iterable[Tensor]) -> Tensor:
-    return functools.reduce(torch.add, tensors)
+def _total(products: Iterable[Tensor]) -> Tensor:
+    """Return the sum, in the memory of the first."""
+    return functools.reduce(Tensor.add_, products)
 
 
 @dataclass(frozen=True)

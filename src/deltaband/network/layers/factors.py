@@ -180,7 +180,8 @@ class OuterProducts(_Positions):
         return torch.cat([directions @ g.reshape(len(g), -1) for g in gradients], dim=1)
 
     def _products(self, theirs: OuterProducts) -> Tensor:
-        return (_product(self.x, theirs.x) + float(self.bias)) * _product(self.delta, theirs.delta)
+        products = _product(self.x, theirs.x)
+        return (products.add_(1.0) if self.bias else products).mul_(_product(self.delta, theirs.delta))
 
 
 @storable
