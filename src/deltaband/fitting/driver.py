@@ -160,7 +160,7 @@ def plan(spec: FitSpec, batches: Batches) -> Plan:
     """Return the plan of a fit to these batches, of which only the first rows are read."""
     spec, groups, batches = look(spec, batches)
     network = spec.network(spec.task.head(groups[0]))
-    return _planned(spec, network, batches, batches.n_rows, spec.memory_per_fit(len(groups)))[0]
+    return _planned(spec, network, batches, batches.n_rows, spec.memory_per_fit(len(groups)), timed=True)[0]
 
 
 def look(spec: FitSpec, batches: Batches) -> tuple[FitSpec, list[Outputs], Batches]:
@@ -256,7 +256,7 @@ def started(
 
 
 def _planned(
-    spec: FitSpec, network: Network, batches: Batches, n_rows: int | None, memory: float | None
+    spec: FitSpec, network: Network, batches: Batches, n_rows: int | None, memory: float | None, timed: bool
 ) -> tuple[Plan, Network, Inputs, Batches, Probe]:
     """Return the plan, the network as the fit takes it, the first rows, the data as if nothing had been read, and what
     the network shows on these rows."""
@@ -280,7 +280,7 @@ def _planned(
         positions=layers.positions,
         asked_rows=m * LEVERAGE_ROWS,
     )
-    if n_rows is None or Exact().cost(problem).flops > QUICK_FLOPS:
+    if timed and (n_rows is None or Exact().cost(problem).flops > QUICK_FLOPS):
         with plain_autograd(network.device):
             row_seconds, pair_seconds = measured_speeds(network, x)
         problem = replace(problem, row_seconds=row_seconds, pair_seconds=pair_seconds)
@@ -293,7 +293,8 @@ def _planned_start(
 ) -> tuple[Start, Batches]:
     network = spec.network(spec.task.head(outputs)).copy()
     weights = network.fingerprint  # as the model has them: a forward pass may write to the copy's buffers
-    schedule, network, x, batches, found = _planned(spec, network, batches, n_rows, memory)
+    timed = spec.engine is None or not spec.engine.is_exact  # else nothing depends on it
+    schedule, network, x, batches, found = _planned(spec, network, batches, n_rows, memory, timed)
     option = schedule.chosen
     if option is None:
         used = "" if batches.reiterable else " (its first batch has been read: a generator has to be made anew)"
