@@ -40,7 +40,7 @@ class ClassificationIntervals(Estimator):
 
     It is a confidence band of the score: how far s_c would move if the network were trained on other labels drawn for
     the same rows. There is no noise term, and it is not a set of labels that holds the true one: for that `calibrate`
-    on held-out rows, and ask `predict_set`. The formula assumes that the network was trained to (near) a minimum of `Σ
+    on held-out rows, and call `predict_set`. The formula assumes that the network was trained to (near) a minimum of `Σ
     −log π_y + λ/2 ‖w‖²`: with the mean cross-entropy and an optimiser's `weight_decay` λ = n·wd; else give `damping=λ`.
 
     The network returns logits (n, C), or one logit per row, (n,) or (n, 1), which is the log-odds of class 1 against
@@ -49,7 +49,7 @@ class ClassificationIntervals(Estimator):
 
     With `loss="bce"` each of L outputs is the logit of a label that a row has or not, whatever other labels it has:
     labels are (n, L), 0 or 1, `s_l = z_l`, and `F = Σᵢ Σ_l π_l(1 − π_l) ∇z_l ∇z_lᵀ`. The mean over rows and labels, as
-    `BCEWithLogitsLoss` takes it, gives λ = n·L·wd. What is said of classes below is meant of labels then.
+    `BCEWithLogitsLoss` takes it, gives λ = n·L·wd. Read labels for classes below.
 
     Args:
         model: The trained classifier.
@@ -161,7 +161,7 @@ class ClassificationIntervals(Estimator):
             The calibrated estimator itself.
 
         Raises:
-            ValueError: If a label is none of the network's, or the data hold no row.
+            ValueError: If a label is not one of the network's, or the data hold no rows.
         """
         check_choice(method, "method", self._task.methods)
         check_bool(by_class, "by_class")

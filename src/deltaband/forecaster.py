@@ -27,7 +27,7 @@ class Forecaster(Predictor):
     # --- distributions
 
     def quantile(self, x: Any, p: float | Sequence[float], *, symmetric: bool = True, **given: Any) -> Any:
-        """Return quantiles of new observations, as `predict` bounds them, exactly.
+        """Return quantiles of new observations, which are exactly the bounds of `predict`.
 
         Args:
             x: Inputs, as in `predict`.
@@ -215,8 +215,8 @@ class Forecaster(Predictor):
     def sample(self, x: Any, n: int = 1, seed: int = 0, *, by: By = "variance") -> Any:
         """Draw functions from the normal distribution with the predictions as mean and `covariance(x)`.
 
-        All rows are of the same functions: ask for them at once, as other rows with the same seed are of others. There
-        is no noise of observations in them.
+        All rows of a call are of the same functions; a call for other rows draws others, also with the same seed. They
+        hold no noise of observations.
 
         Args:
             x: Inputs.

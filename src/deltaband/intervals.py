@@ -63,7 +63,7 @@ class PredictionIntervals(Forecaster):
         weight_decay: The coupled weight decay of the optimiser.
         optimizer: The optimiser that trained the model, instead of `weight_decay`, which is read from it. Of several
             decays, as where biases have none, it is that of most parameters, with a warning. Decoupled decay (AdamW)
-            and none at all have no λ: calibrate then. `loss` and `batch_size` are to be given as ever.
+            and none at all have no λ: calibrate then. `loss` and `batch_size` are needed all the same.
         damping: λ itself, instead of `weight_decay`.
         loss: What was minimised: "mean", "half_mean", "sum", "weighted_mean" or "gaussian_nll".
         batch_size: The batch size of the training, for `loss="sum"`.
@@ -180,7 +180,7 @@ class PredictionIntervals(Forecaster):
                 from residuals of training rows, by gradient boosting (scikit-learn), and γ is chosen with λ and b. Rows
                 far from the training rows get the wider of the intervals with v and without. "none" takes it as the
                 same everywhere. Or v itself, as a scikit-learn regressor of positive numbers that is fitted to
-                |residuals|, or as a function of the inputs; these are in no file.
+                |residuals|, or as a function of the inputs; these are not saved.
             sample_weight: Weights of the rows, if their noise variances are to count as s²/w here, too; `predict` then
                 takes them as well.
             groups: Labels (n,), words or numbers: rows of each group are covered with probability at least the level,
@@ -302,10 +302,10 @@ class PredictionIntervals(Forecaster):
         return cast(Self, band)
 
     def online(self, level: float = 0.95, method: Literal["aci", "pid", "window"] = "aci", **settings: Any) -> Online:
-        """Return intervals for rows in time, whose widths follow how earlier ones have fared; `calibrate` first.
+        """Return intervals for rows in time, whose widths adapt to the misses of earlier ones; `calibrate` first.
 
         Their long-run coverage is right on any series, where that of `predict` is for rows that are exchangeable with
-        the calibration rows. The scores |y − ŷ|/σ(x) of the calibration rows are where it starts from.
+        the calibration rows. It starts from the scores |y − ŷ|/σ(x) of the calibration rows.
 
         Args:
             level: The share of targets that are to be covered in the long run.

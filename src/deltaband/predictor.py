@@ -56,8 +56,8 @@ class Predictor(Estimator):
             side: "upper" and "lower" give one bound at the level; the other is infinite.
             sample_weight: Weights of the rows, as in `fit`: their noise variances are s²/w.
             groups: The groups of the rows, after `calibrate(..., groups=)`: labels (n,), or indicators (n, G).
-            unknown: What a label that no calibration row had leads to: an error, or with "pool" the quantile of all
-                calibration rows, which promises nothing to such a group.
+            unknown: What to do with a label that no calibration row had: raise an "error", or "pool" all calibration
+                rows for its quantile, which guarantees nothing for such a group.
             weights: The density ratios of the rows, after `calibrate(..., weights=)` with numbers.
 
         Returns:
@@ -186,7 +186,7 @@ class Predictor(Estimator):
             outputs: Names of the outputs.
             groups: Groups of the rows, labels (n,) or indicators (n, G), whose coverage is measured one by one. A band
                 that was calibrated by groups needs them, as `predict` does.
-            options: What else `predict` is to be given with the inputs: `sample_weight`, `unknown`, `weights`.
+            options: Other arguments of `predict`: `sample_weight`, `unknown`, `weights`.
 
         Returns:
             Coverage, also that of the worst slab, mean width, interval score, pinball loss, correlation of width and

@@ -21,12 +21,13 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from .. import metrics, plots
+from ..display import LIGHT
 from ..engines import Engine, Exact, ImportantDirections, RobustFrequentDirections
 from ..intervals import PredictionIntervals
 from .output import format_table
 
 TRAINING_STEPS = 3000
-GREY = "#8a8f94"  # on white and on black
+GREY = LIGHT["grey"]  # on white and on black
 DARK_PAGE = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
 METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
 HEADER = ("data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds")  # of the table

@@ -30,13 +30,13 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 class OpaqueBatch:
     """A batch of any type that a network takes as it is, such as a batch of graphs, and how many items it holds.
 
-    A `batch=` function returns it with targets, one per item: `(OpaqueBatch(graphs, n_items), y)`. Nobody can slice it:
+    A `batch=` function returns it with targets, one per item: `(OpaqueBatch(graphs, n_items), y)`. It cannot be sliced:
     some of its items are computed with all of them, and rows that a fit keeps keep their whole batch. Where there is a
     collate function, `collate=` takes less memory, and items can be tried alone.
 
     Args:
         inputs: What the network is called with: a tuple as its arguments, a dictionary by name, anything else as one.
-        n_items: For how many items the network then returns something.
+        n_items: The number of items that the network returns outputs for.
     """
 
     inputs: Any

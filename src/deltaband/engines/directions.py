@@ -134,8 +134,8 @@ class ImportantDirections(Directions):
             algorithms as printed keep up to 2·rank − 1.
         memory: Bytes for `rank="auto"`.
         score: A function of the singular values d and of λ that returns a number for each d.
-        tail: "estimate" replaces λ' by an estimate from the energy of J that the sketch misses. It mends p*; q only at
-            a large enough rank: where the score drops the largest directions, the sketch meets them again with too
+        tail: "estimate" replaces λ' by an estimate from the energy of J that the sketch misses. It corrects p*; q only
+            at a large enough rank: where the score drops the largest directions, the sketch meets them again with too
             small a d.
     """
 

@@ -1,4 +1,4 @@
-"""Rows in time: intervals that follow how earlier ones have fared, and a watch on the rows."""
+"""Rows in time: intervals that adapt to the misses of earlier ones, and a watch on the rows."""
 
 from .alarm import Alarm as Alarm
 from .monitor import Monitor as Monitor

@@ -75,7 +75,7 @@ class Monitor(KeptInFile):
         """Take in new rows, in their order.
 
         Args:
-            x: Inputs. Each row is given once: if its target comes later, to `observe`.
+            x: Inputs, each row once; a target that comes later goes to `observe`.
             y: Their targets in the units of `predict`, if they are known; NaN for those that are not.
 
         Returns:

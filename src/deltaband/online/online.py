@@ -1,4 +1,4 @@
-"""`Online`: intervals for rows in time, whose width follows how earlier ones have fared."""
+"""`Online`: intervals for rows in time, whose width adapts to the misses of earlier ones."""
 
 import math
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ INFINITE = (
 class Online(KeptInFile):
     """Intervals for rows in time: `predict`, and `observe` once the targets are known.
 
-    An interval is ŷ ± threshold·σ(x), with σ the scale of the calibrated band. The threshold follows how earlier
-    predictions have fared, so that the share of misses approaches 1 − level on any series, also one that drifts or is
+    An interval is ŷ ± threshold·σ(x), with σ the scale of the calibrated band. The threshold adapts to the misses
+    of earlier predictions, so that the share of misses approaches 1 − level on any series, also one that drifts or is
     chosen by an adversary; `summary()` says how far from it that share can be. Each output has its own threshold
     (several horizons are several outputs), and so has each series. Outputs that were calibrated jointly have one.
 
@@ -58,7 +58,7 @@ class Online(KeptInFile):
     def predict(self, x: Any, *, series: Any = None) -> Intervals:
         """Return intervals for the rows of `x`, which then wait for their targets.
 
-        Rows of one call do not know of each other's targets: they have the same threshold.
+        All rows of one call have the same threshold, as none of their targets is known yet.
 
         Args:
             x: Inputs, as in `PredictionIntervals.predict`.
