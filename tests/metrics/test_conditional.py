@@ -55,6 +55,11 @@ def test_groups_may_overlap_and_all_or_none_of_their_rows_be_covered():
     assert list(metrics.coverage_by_group(y, intervals, indicators.to_numpy())) == [0, 1, 2]
 
 
+def test_a_column_of_labels_is_no_matrix_of_indicators():
+    with pytest.raises(TypeError, match=r"must be of 0 and 1.*labels are given as \(n,\)"):
+        metrics.coverage_by_group(*one_level(2), pd.DataFrame({"site": ["north", "south"]}))
+
+
 def test_groups_must_be_those_of_the_rows():
     y, intervals = one_level()
     with pytest.raises(ValueError, match="one label per row: 2000 rows"):
@@ -141,6 +146,12 @@ def test_the_pinball_loss_of_one_bound_is_that_of_its_own_level(side):
     with pytest.raises(ValueError, match="two bounds"):
         metrics.crps(y, one)
     assert math.isnan(metrics.evaluate(y, one).crps)
+
+
+def test_infinite_intervals_have_an_infinite_crps():
+    y, found = normal()
+    infinite = Intervals(found.mean, found.lower - math.inf, found.upper + math.inf, found.level)
+    assert metrics.crps(y, infinite) == metrics.evaluate(y, infinite).crps == math.inf
 
 
 def test_the_crps_of_many_levels_is_that_of_the_distribution():

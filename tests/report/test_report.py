@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.preprocessing import FunctionTransformer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -222,6 +223,28 @@ def test_rows_far_from_the_training_rows_are_a_group_of_a_calibrated_band(band, 
     np.testing.assert_array_equal(groups, far)
     assert "far from the training rows" in words(report.page(calibrated, X, y))
     assert "far from the training rows" not in words(report.page(band, X, y))
+
+
+@pytest.mark.filterwarnings("ignore:100% of these rows lie far outside")
+def test_rows_that_are_all_far_are_one_group(calibrated, rows):
+    X, y = rows
+    assert bool(calibrated.predict(X + 20).far.all())
+    page = words(report.page(calibrated, X + 20, y, columns={"site": ["north", "south"] * (len(X) // 2)}))
+    assert "Coverage by far from the training rows" in page
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.filterwarnings("ignore:.* infinite intervals")
+def test_intervals_may_all_be_infinite(rows, positive):
+    X, y = rows
+    logarithm = FunctionTransformer(np.log, np.exp).fit(np.ones((1, 1)))
+    units = {"target_transform": logarithm} if positive else {}
+    y = y.exp() if positive else y
+    band = PredictionIntervals(mlp(), **units).fit(X[TRAIN], y[TRAIN], progress=False)
+    band.calibrate(X[HELD], y[HELD], weights=np.ones(40))
+    weights = np.full(len(y), 1e9)
+    assert bool(band.predict(X, weights=weights).upper.isinf().all())
+    assert "infinite" in words(report.page(band, X, y, weights=weights))
 
 
 def test_training_rows_among_those_reported_on_are_noticed(band, rows):

@@ -523,5 +523,17 @@ def test_a_column_of_groups_is_covered_group_by_group():
     with pytest.raises(ValueError, match=r"group 2\.0 of row 0 was not among the calibration rows"):
         regressor.predict_interval(other)
     assert np.isfinite(regressor.predict_interval(other, unknown="pool").upper).all()
+    of_frame = clone(regressor).set_params(groups=2).fit(frame[:900], y[:900])
+    np.testing.assert_array_equal(of_frame.predict_interval(frame[900:], 0.8).upper, found.upper)
+
+
+def test_a_column_of_groups_is_looked_for_before_the_training_and_takes_a_calibration(monkeypatch):
+    X, y = data(100)
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "night": np.arange(100) % 2})
+    regressor = IntervalRegressor(network(), groups="night").fit(frame, y)
+    for asked in (regressor.predict_interval, regressor.predict_quantiles, regressor.predict_distribution):
+        with pytest.raises(ValueError, match="groups= .* calibrated with them"):
+            asked(frame)
+    monkeypatch.setattr(MLPRegressor, "fit", None)
     with pytest.raises(ValueError, match="groups must be a column of X, by name or number, got 'day'"):
-        clone(regressor).set_params(groups="day", calibration=0.0).fit(frame[:900], y[:900]).calibrate(frame, y)
+        IntervalRegressor(network(), groups="day").fit(frame, y)

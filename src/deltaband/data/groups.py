@@ -43,7 +43,8 @@ def read_indicators(groups: Any, n_rows: int) -> np.ndarray:  # (n, G)
     try:
         numbers = array.astype(np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"a matrix of groups must be of 0 and 1, got {describe(array)} of {array.dtype}") from None
+        got = f"got {describe(array)} of {array.dtype}: labels are given as (n,)"
+        raise TypeError(f"a matrix of groups must be of 0 and 1, {got}") from None
     bad = ~np.isin(numbers, (0.0, 1.0)).all(axis=1)
     if bad.any():
         row = int(bad.argmax())

@@ -64,9 +64,15 @@ def crps(y: Any, forecast: Any) -> float | np.ndarray:
         return scores.mean(axis=0) if scores.ndim > 1 else float(scores.mean())
     if not isinstance(forecast, Intervals):
         return _crps_of_draws(y, forecast)
-    targets, mean, lower, upper = read(y, forecast)
-    if np.isneginf(lower).all() or np.isposinf(upper).all():
+    _, _, lower, upper = read(y, forecast)
+    if np.isneginf(lower).all() != np.isposinf(upper).all():
         raise ValueError("the CRPS needs intervals with two bounds, got one-sided ones")
+    return crps_of_two_bounds(y, forecast)
+
+
+def crps_of_two_bounds(y: Any, forecast: Intervals) -> float | np.ndarray:
+    """Return the same of intervals that have two bounds, of which one may be infinite in all rows."""
+    targets, mean, lower, upper = read(y, forecast)
     alpha = 1 - levels_of(forecast, lower)
     order = np.argsort(alpha)
     alpha, scores = alpha[order], interval_scores(targets, lower, upper, 1 - alpha)[:, :, order]

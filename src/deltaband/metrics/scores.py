@@ -164,7 +164,7 @@ def evaluate(
     shape = (m, n_levels) if several else (n_levels,)
     with_slab = x is not None and n >= SLAB_ROWS_AT_LEAST and np.shape(x)[1] > 0
     found["worst_slab_coverage"] = worst_slab_coverage(y, intervals, x) if with_slab else np.full(shape, np.nan)
-    two_sided = not (np.isinf(lower).all() or np.isinf(upper).all())
+    two_sided = np.isinf(lower).all() == np.isinf(upper).all()
     rmse = np.sqrt(np.square(targets - mean).mean(axis=(0, 2)))  # (m,)
     return Scores(
         tuple(levels_of(intervals, lower).tolist()),

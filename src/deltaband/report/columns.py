@@ -167,7 +167,7 @@ def group_by_width(width: np.ndarray) -> list[Group]:
 
 def group_by_distance(far: np.ndarray) -> list[Group]:
     """Group rows by whether they are far from the training rows."""
-    return [Group("no", np.flatnonzero(~far)), Group("yes", np.flatnonzero(far))] if far.any() else []
+    return [Group(name, np.flatnonzero(which)) for name, which in (("no", ~far), ("yes", far)) if which.any()]
 
 
 def _group_categories(column: Column) -> list[Group]:

@@ -17,6 +17,7 @@ from ..data.inputs import Inputs, check_finite
 from ..data.row_record import share_by_chance
 from ..errors import warn
 from ..intervals import PredictionIntervals
+from ..metrics.forecasts import crps_of_two_bounds
 from ..results import Intervals, interval_arrays, parse_levels
 
 CURVE_LEVELS = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98, 0.99)
@@ -173,7 +174,7 @@ def evaluate(
         far = np.zeros(len(mean), dtype=bool) if found.far is None else np.asarray(found.far)
         inside = (lower <= targets[chunk, :, None]) & (targets[chunk, :, None] <= upper)  # (n, m, levels)
         covered += np.vstack([inside.sum(axis=0), inside.all(axis=1).sum(axis=0)])
-        crps += np.reshape(metrics.crps(targets[chunk], found), -1) * len(mean) / len(inputs)
+        crps += np.reshape(crps_of_two_bounds(targets[chunk], found), -1) * len(mean) / len(inputs)
         parts.append((mean, lower[:, :, at], upper[:, :, at], far))
         seen += len(mean) * band.share_seen_in_training(inputs[chunk], all_targets[chunk]) / len(inputs)
     mean, lower, upper, far = (np.concatenate(part) for part in zip(*parts, strict=True))

@@ -116,6 +116,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             why = "calibration holds rows out of the training, but a frozen network is trained already"
             raise ValueError(f"{why}: leave it at 0, fit, and call calibrate(X, y) with rows not used in training")
         validate_data(self, X, y, skip_check_array=True)  # the estimator checks the rest of X
+        self._groups(X)  # a column that is not there is reported before the training
         X, y = indexable(X, _check_targets(y))
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         held_out: tuple[Any, ...] = ()
@@ -222,7 +223,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._check_inputs(X)
         check_kind_and_side("observation", side)
         network, mean = self._fitted_network(), _predict(self.estimator_, X)
-        groups = None if self.band_.calibration_ is None else self._groups(X)
+        groups = self._groups(X)
         asked, inputs, of_network = self.level if level is None else level, network.inputs(X), side
         if side != "both" and network.units.is_decreasing(_columns(self.band_.predict_mean(inputs))):
             of_network = "lower" if side == "upper" else "upper"
@@ -270,7 +271,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             A value with `quantile(p)`, `cdf(y)` and `crps(y)`.
         """
         mean, calibration = self.predict(X), self.band_.calibration_
-        std = self._std(X) if calibration is None else None
+        std = self._std(X) if calibration is None and self.groups is None else None
         if std is not None:
             return StudentT(mean, std.reshape(mean.shape), np.concatenate([fit.t_freedom for fit in self.band_.fits_]))
         n_rows = None if calibration is None else calibration.conformal.n_rows
@@ -297,7 +298,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if self.groups is None:
             return None
         try:
-            return X[self.groups] if hasattr(X, "columns") else np.asarray(X)[:, self.groups]
+            named = self.groups in getattr(X, "columns", ())
+            return X[self.groups] if named else np.asarray(X)[:, self.groups]
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"groups must be a column of X, by name or number, got {self.groups!r}") from error
 
