@@ -532,7 +532,7 @@ def test_a_column_of_groups_is_looked_for_before_the_training_and_takes_a_calibr
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "night": np.arange(100) % 2})
     regressor = IntervalRegressor(network(), groups="night").fit(frame, y)
     for asked in (regressor.predict_interval, regressor.predict_quantiles, regressor.predict_distribution):
-        with pytest.raises(ValueError, match="groups= .* calibrated with them"):
+        with pytest.raises(ValueError, match=r"groups= .* calibrated with them"):
             asked(frame)
     monkeypatch.setattr(MLPRegressor, "fit", None)
     with pytest.raises(ValueError, match="groups must be a column of X, by name or number, got 'day'"):
