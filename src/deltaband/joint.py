@@ -88,7 +88,7 @@ class Errors:
         factor = np.ones_like(to.mean)
         if self.gamma.any() and len(to.mean):
             factor = np.exp(self.gamma * np.stack([each[:, -1] for each in known.q], axis=1))
-        return Rows(X.alone(), to.mean, factor * self.amplitude, np.square(factor * self.noise * to.unit))
+        return Rows(X.without_extras(), to.mean, factor * self.amplitude, np.square(factor * self.noise * to.unit))
 
     def covariance(self, one: Rows, two: Rows, by: By) -> np.ndarray:  # (n, m, n', m)
         """Return the covariances of predictions; those of outputs that are fitted alone have none."""

@@ -55,7 +55,9 @@ def test_gradients_of_combinations_are_those_of_plain_autograd(fields, by_layers
     model, x, _ = fields
     network, rows = Network(model), Inputs.of(x[:6])
     if weighted:
-        rows = rows.beside(weight=torch.rand(6, 25, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+        rows = rows.with_extras(
+            weight=torch.rand(6, 25, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        )
     network = network.with_layers(network.probe(x).layers if by_layers else None).with_probes(Probes(3, seed=5))
     outputs, gradients = network.gradients(rows)
     c = Probes(3, seed=5).combinations(rows, 25, x)
@@ -73,7 +75,7 @@ def test_combinations_are_signs_with_the_roots_of_weights_and_of_one_over_r():
     assert len({tuple(row.flatten().tolist()) for row in c}) == 5
     w = torch.arange(35.0, dtype=torch.float64).reshape(5, 7)
     torch.testing.assert_close(
-        Probes(4).combinations(x.beside(weight=w), 7, torch.zeros(1)), c * w.float().sqrt()[:, None]
+        Probes(4).combinations(x.with_extras(weight=w), 7, torch.zeros(1)), c * w.float().sqrt()[:, None]
     )
     assert not torch.equal(Probes(4, seed=1).combinations(x, 7, torch.zeros(1)), c)
 

@@ -147,7 +147,7 @@ class Batches:
                 x.check_finite(done)
                 check_finite(y, "targets", done)
             done += len(x)
-            x, y = with_weight(x, y)
+            x, y = without_weightless_rows(x, y)
             if len(x):
                 yield x, y
             if done == self.max_rows:
@@ -217,7 +217,7 @@ def read(
         X, y = read_arrays(data, y, inputs, targets)
         if n_rows not in (None, len(X)):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
-        X, y = with_weight(with_extras(X, **extras), y)
+        X, y = without_weightless_rows(with_extras(X, **extras), y)
         if len(X) == 0 and extras.get("sample_weight") is not None:
             raise ValueError("all rows have weight zero: give at least one a positive sample_weight")
         source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
@@ -298,7 +298,7 @@ def with_extras(x: Inputs, sample_weight: Any = None, clusters: Any = None, firs
             if bool(bad.any()):
                 row = first_row + int(bad.nonzero()[0])
                 raise ValueError(f"weights must be positive, or zero to leave a row out; in row {row} it is {what}")
-        x = x.beside(weight=w)
+        x = x.with_extras(weight=w)
     if clusters is not None:
         labels = np.asarray(clusters)
         if labels.shape != (len(x),):
@@ -310,11 +310,11 @@ def with_extras(x: Inputs, sample_weight: Any = None, clusters: Any = None, firs
         if labels.dtype.kind in "USO":  # the same number for a word in every batch
             digests = (hashlib.blake2b(str(label).encode(), digest_size=8).digest() for label in labels)
             labels = np.frombuffer(b"".join(digests), dtype=np.int64)
-        x = x.beside(cluster=torch.from_numpy(labels.astype(np.int64))[:, None])
+        x = x.with_extras(cluster=torch.from_numpy(labels.astype(np.int64))[:, None])
     return x
 
 
-def with_weight(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
+def without_weightless_rows(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
     """Return the rows without those of weight zero."""
     if x.weight is None or bool((kept := (x.weight > 0).all(dim=1)).all()):
         return x, y

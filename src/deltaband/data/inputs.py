@@ -66,13 +66,14 @@ class Inputs:
 
     def __getitem__(self, index: Any) -> Self:
         chosen = self.map(lambda tensor: tensor[index])
-        return chosen.beside(**{name: extra[index] for name, extra in self.extras.items()}) if self.extras else chosen
+        extras = {name: extra[index] for name, extra in self.extras.items()}
+        return chosen.with_extras(**extras) if extras else chosen
 
-    def beside(self, **extras: Tensor) -> Self:
+    def with_extras(self, **extras: Tensor) -> Self:
         """Return the same rows with these extras, besides or instead of those they have."""
         return replace(self, extras={**self.extras, **extras})
 
-    def alone(self) -> Self:
+    def without_extras(self) -> Self:
         """Return the same rows without extras."""
         return replace(self, extras={})
 
@@ -115,14 +116,14 @@ class Inputs:
 
     def copied(self) -> Self:
         """Return the same rows in memory of their own."""
-        return self.map(torch.clone).beside(**{name: extra.clone() for name, extra in self.extras.items()})
+        return self.map(torch.clone).with_extras(**{name: extra.clone() for name, extra in self.extras.items()})
 
     def check_storable(self) -> None:
         """Raise if no file or process can be given these rows."""
 
     def without_rows(self) -> "Inputs | None":
         """Return what is left of the inputs without their rows: names, shapes and types; None where there are none."""
-        return self.alone().map(lambda tensor: tensor[:0].cpu().clone())
+        return self.without_extras().map(lambda tensor: tensor[:0].cpu().clone())
 
     def made_up(self, n: int) -> Self:
         """Return n rows of the same format, always the same: normal random numbers, or zeros for whole numbers."""
@@ -133,7 +134,7 @@ class Inputs:
             numbers = rng.standard_normal(shape) if tensor.is_floating_point() else np.zeros(shape)
             return torch.from_numpy(numbers).to(tensor.dtype)
 
-        return self.alone().map(rows)
+        return self.without_extras().map(rows)
 
     def looks_like_a_row_of(self, format: Self) -> bool:
         """Return whether every tensor lacks one dimension of those in this format."""

@@ -58,7 +58,7 @@ class Objects(Inputs):
 
     def __getitem__(self, index: Any) -> Self:
         numbers = np.arange(len(self))[index if not isinstance(index, Tensor) else index.numpy()]
-        return self._some(numbers).beside(**{name: extra[index] for name, extra in self.extras.items()})
+        return self._some(numbers).with_extras(**{name: extra[index] for name, extra in self.extras.items()})
 
     def _some(self, numbers: np.ndarray) -> Self:
         raise NotImplementedError
@@ -70,7 +70,7 @@ class Objects(Inputs):
     @classmethod
     def cat(cls, parts: Sequence[Any]) -> Any:
         extras = {name: torch.cat([part.extras[name] for part in parts]) for name in parts[0].extras}
-        return parts[0] if len(parts) == 1 else parts[0]._of_all(parts).beside(**extras)
+        return parts[0] if len(parts) == 1 else parts[0]._of_all(parts).with_extras(**extras)
 
     def check_storable(self) -> None:
         raise TypeError(self.unstorable)

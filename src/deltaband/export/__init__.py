@@ -100,7 +100,7 @@ def _raw(spec: FitSpec, fit: Fit, x: Any) -> Inputs:
         return raw.map(lambda tensor: tensor.cpu())
     if fit.format is None:
         raise ValueError("the training rows had several formats: give x=, some rows of the format of the program")
-    made = next((piece[: 2 * EXAMPLE_ROWS].alone() for piece in fit.sample.pieces), None)
+    made = next((piece[: 2 * EXAMPLE_ROWS].without_extras() for piece in fit.sample.pieces), None)
     made = fit.format.made_up(2 * EXAMPLE_ROWS) if made is None else made.map(lambda tensor: tensor.cpu())
     transform = spec.input_transform
     if transform is None or transform.affine is None:

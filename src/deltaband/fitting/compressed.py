@@ -47,7 +47,7 @@ def compressed(
         if fit.sandwich is not None:
             raise ValueError("a robust band asks for each direction of the exact fit: compress one without robust=")
     pieces = fits[0].sample.between(0, MEASURED_ROWS).pieces if x is None else (x,)
-    pieces = tuple(piece.alone() for piece in pieces if len(piece))
+    pieces = tuple(piece.without_extras() for piece in pieces if len(piece))
     if not pieces:
         raise ValueError("this band has no training rows left to measure widths on: give compress(x=…) some rows")
     truth = np.concatenate([widths(fits, piece) for piece in pieces])

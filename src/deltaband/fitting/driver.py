@@ -115,7 +115,7 @@ def fit(
         batches = batches if kept is None else kept.replayable(batches, found)
         if group.size == 1:
             check_engine(spec, batches, batches.n_rows)
-        unsettled, (spec, groups, batches) = spec, _look_if_any(spec, batches, group)
+        unsettled, (spec, groups, batches) = spec, _inspect_if_any(spec, batches, group)
         if kept is not None and groups:
             batches = kept.check_outputs(batches, found)
     lead, groups, n_rows = group.agree(groups, batches.n_rows)
@@ -158,12 +158,12 @@ def fit(
 
 def plan(spec: FitSpec, batches: Batches) -> Plan:
     """Return the plan of a fit to these batches, of which only the first rows are read."""
-    spec, groups, batches = look(spec, batches)
+    spec, groups, batches = inspect_first_rows(spec, batches)
     network = spec.network(spec.task.head(groups[0]))
     return _planned(spec, network, batches, batches.n_rows, spec.memory_per_fit(len(groups)), timed=True)[0]
 
 
-def look(spec: FitSpec, batches: Batches) -> tuple[FitSpec, list[Outputs], Batches]:
+def inspect_first_rows(spec: FitSpec, batches: Batches) -> tuple[FitSpec, list[Outputs], Batches]:
     """Check the first rows, and return what is settled, what each fit is for, and the data as if nothing were read."""
     first, batches = batches.peek()
     spec = spec.settled(first.x)
@@ -210,10 +210,10 @@ def check_engine(spec: FitSpec, batches: Batches, n_rows: int | None) -> None:
         )
 
 
-def _look_if_any(spec: FitSpec, batches: Batches, group: OneProcess) -> tuple[FitSpec, list[Outputs], Batches]:
+def _inspect_if_any(spec: FitSpec, batches: Batches, group: OneProcess) -> tuple[FitSpec, list[Outputs], Batches]:
     """Look at the first rows; one of several processes may have none."""
     try:
-        return look(spec, batches)
+        return inspect_first_rows(spec, batches)
     except EmptyDataError:
         if group.size == 1:
             raise
@@ -262,7 +262,7 @@ def _planned(
     the network shows on these rows."""
     began = time.perf_counter()
     looked, batches = batches.peek()
-    x = looked.x.alone()
+    x = looked.x.without_extras()
     with plain_autograd(network.device):
         probe = network.probe(x)
         layers, network, m = probe.layers, network.with_layers(probe.layers), probe.n_outputs

@@ -9,7 +9,7 @@ from ..interrupts import uninterrupted
 from ..machine import free_memory, on_free_cores
 from . import robust
 from .accumulator import FitAccumulator
-from .driver import OneProcess, check_engine, look, started
+from .driver import OneProcess, check_engine, inspect_first_rows, started
 from .fit import Fit
 from .spec import FitSpec, first_difference
 
@@ -20,7 +20,7 @@ def partial_fit(
 ) -> tuple[FitAccumulator, ...]:
     """Return accumulators of these rows alone, which can be merged into those so far."""
     robust.refuse_parts(spec, "partial_fit")
-    spec, groups, batches = look(spec, batches)
+    spec, groups, batches = inspect_first_rows(spec, batches)
     if not so_far:
         check_engine(spec, batches, n_rows)
     memory, new = spec.memory_per_fit(len(groups)), []

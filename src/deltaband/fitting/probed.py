@@ -32,7 +32,8 @@ def probe_error(fit: Fit, network: Network, rows: Sample, noise: bool = True) ->
     columns = rng.choice(fit.n_outputs, min(COMPARED_OUTPUTS, fit.n_outputs), replace=False).tolist()
     with plain_autograd(network.device):
         used = _gradients(own, x[:SAMPLE_ROWS])
-        asked = _gradients(Network(own.model_copy, own.layers, _columns(own.head, columns)), x[-COMPARED_ROWS:].alone())
+        some_outputs = Network(own.model_copy, own.layers, _columns(own.head, columns))
+        asked = _gradients(some_outputs, x[-COMPARED_ROWS:].without_extras())
         h, q = covariance.leverage(used), covariance.variance(used)
         a, b = (covariance.across(used, by)(asked) for by in ("leverage", "variance"))  # (asked, used)
         q_asked = covariance.variance(asked)

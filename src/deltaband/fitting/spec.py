@@ -131,10 +131,10 @@ class FitSpec:
         if weight is not None and weight.shape[1] > 1:
             weight = self.task.select_weights(outputs, weight, n_returned)
         if weight is not None:
-            x = x.beside(weight=weight, given=weight)
+            x = x.with_extras(weight=weight, given=weight)
         if self.task.variance is not None:
             precision = torch.from_numpy(1 / self.noise_variances(x, outputs, n_returned, first))
-            x = x.beside(weight=precision if weight is None else precision * weight)
+            x = x.with_extras(weight=precision if weight is None else precision * weight)
         return x
 
     def reference(self, fits: Sequence[Fit], x: Inputs, outputs: np.ndarray, first: int = 0) -> Reference:
@@ -286,7 +286,7 @@ class FitSpec:
         if to.crossed:
             warn(CROSSED.format(to.crossed, len(x)))
         if x.weight is not None and x.weight.shape[1] > 1:
-            x = x.beside(weight=self.task.select_weights(all_outputs(fits), x.weight, fits[0].n_returned))
+            x = x.with_extras(weight=self.task.select_weights(all_outputs(fits), x.weight, fits[0].n_returned))
         return outputs, to, method.known(self.network, x, to, found)
 
     def changed_weight(self, network: Network, fit: Fit) -> str | None:

@@ -108,7 +108,8 @@ class Network:
     def evaluate(self, x: Inputs, parameters: Parameters | None = None) -> Tensor:  # (b, n_outputs)
         """Compute the head's outputs, or combinations of them, with the network's own parameters or others."""
         y = self.model_copy(x, parameters).reshape(len(x), -1)
-        if (known := self.model_copy.accepted.get(x.alone().row_format)) and y.shape[1] != math.prod(known.shape):
+        known = self.model_copy.accepted.get(x.without_extras().row_format)
+        if known and y.shape[1] != math.prod(known.shape):
             raise checks.changed_shape(y.shape[1], math.prod(known.shape))
         y, c = y if self.head is None else self.head(y), x.extras.get(COMBINATION)
         return y if c is None else torch.einsum("brm,bm->br", c, y)
@@ -238,7 +239,7 @@ class Network:
         if self.probes is None:
             return x
         like = torch.empty(0, dtype=self.dtype, device=self.device)
-        return x.alone().beside(**{COMBINATION: self.probes.combinations(x, self.validate(x), like)})
+        return x.without_extras().with_extras(**{COMBINATION: self.probes.combinations(x, self.validate(x), like)})
 
     def _gradients(self, x: Inputs, group: slice, by_loop: bool) -> tuple[Tensor, GradientBatch]:
         layers, copy, several = self.layers, self.model_copy, len(x) > 1  # of a single row nothing can be exchanged
