@@ -1,6 +1,6 @@
 """The public names with their parameters: `python -m tests.support.public_names` writes the list of a release.
 
-A name counts as public if it is in `deltaband.__all__`, or a public name of one of the public modules, or a public
+A name counts as public if it is in `deltaband.__all__`, or a public name that one of the public modules defines, or a public
 member of one of these classes.
 """
 
@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 RECORDED = Path(__file__).parent / "public_names.txt"
 MODULES = ("deltaband", "deltaband.baselines", "deltaband.metrics", "deltaband.plots", "deltaband.report")
@@ -49,11 +50,11 @@ def gone() -> list[str]:
     return problems
 
 
-def _public(module: object) -> Iterator[tuple[str, object]]:
+def _public(module: ModuleType) -> Iterator[tuple[str, object]]:
     names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     for name in names:
         value = getattr(module, name)
-        if str(getattr(value, "__module__", "")).startswith("deltaband") and not inspect.ismodule(value):
+        if f"{getattr(value, '__module__', '')}.".startswith(f"{module.__name__}."):  # not what it imports from others
             yield name, value
 
 
