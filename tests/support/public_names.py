@@ -1,7 +1,7 @@
 """The public names with their parameters: `python -m tests.support.public_names` writes the list of a release.
 
-A name counts as public if it is in `deltaband.__all__`, or a public name that one of the public modules defines, or a public
-member of one of these classes.
+A name counts as public if it is in `deltaband.__all__`, or a public name that one of the public modules defines, or a
+public member of one of these classes.
 """
 
 from __future__ import annotations
