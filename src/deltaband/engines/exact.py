@@ -213,8 +213,9 @@ def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
     diagonal, in_place = M.diagonal().copy(), M.nbytes > COPIED_BYTES
     rounding = _factorise(M, diagonal + damping)
     X, _ = lapack.dpotri(M, lower=1, overwrite_c=in_place)  # A⁻¹ over the factor, which has no zero on its diagonal
-    below = sum(float(X[j + 1 :, j] @ X[j + 1 :, j]) for j in range(len(X)))
-    norm_squared = damping**2 * (float(np.square(X.diagonal()).sum()) + 2 * below)
+    # times λ before it is squared: A⁻¹ may be too large for that, and λ² too small
+    below = sum(float((column := damping * X[j + 1 :, j]) @ column) for j in range(len(X)))
+    norm_squared = float(np.square(damping * X.diagonal()).sum()) + 2 * below
     if in_place:
         check_in_place(X, M)
         _factorise(M, diagonal + damping)
