@@ -20,7 +20,7 @@ from deltaband.network.layers import projection
 from deltaband.network.layers.factors import DenseRows, EmbeddingRows, OuterProducts
 from deltaband.network.layers.projection import Projection, Weight
 from deltaband.network.network import Network
-from tests.support.networks import batch, mlp, probed, regression
+from tests.support.networks import Sequence, batch, mlp, probed, regression
 
 SHAPES = [(90, 60, 24), (15, 60, 24), (40, 60, 10), (40, 60, 3), (20, 30, 1)]  # n, p, dim
 
@@ -366,19 +366,6 @@ def test_it_asks_for_no_rows_unless_it_is_exact_and_exact_does():
     assert not RandomProjection(10).cost(Problem(500, 11, 8, 88, 8)).wants_rows
     assert not RandomProjection(10).cost(Problem(5, 10, 8, 80, 8)).wants_rows
     assert RandomProjection(10).cost(Problem(10, 10, 8, 80, 8)).wants_rows
-
-
-class Sequence(nn.Module):
-    """Layers of every sort of part, each used at two positions."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.wide, self.last = nn.Embedding(50, 20), nn.Linear(20, 24), nn.Linear(24, 1)
-        self.scale = nn.Parameter(torch.ones(24))
-
-    def forward(self, x):
-        return self.last(self.scale * self.wide(self.embedding(x)).tanh().mean(dim=1))[:, 0]
 
 
 def shapes_of(model, network):

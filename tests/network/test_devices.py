@@ -14,21 +14,7 @@ from deltaband.network.gradient_batch import GradientBatch, StoredBlock
 from deltaband.network.layers.factors import inner
 from deltaband.network.layers.projection import Projection
 from deltaband.network.network import Network
-from tests.support.networks import probed
-
-
-class Sequence(nn.Module):
-    """Layers of every sort of part: rows, outer products of one position and of two, a table."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.wide, self.last = nn.Embedding(50, 20), nn.Linear(20, 24), nn.Linear(24, 1)
-        self.scale = nn.Parameter(torch.ones(24))
-
-    def forward(self, x):
-        return self.last(self.scale * self.wide(self.embedding(x)).tanh().mean(dim=1))[:, 0]
-
+from tests.support.networks import Sequence, probed
 
 X = torch.randint(50, (9, 2), generator=torch.Generator().manual_seed(1))
 

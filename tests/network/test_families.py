@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import tests.reference as reference
 from deltaband import Exact, PredictionIntervals
+from tests.support.networks import ByFunction, Tied
 
 pytestmark = pytest.mark.filterwarnings("ignore:the network has p", "ignore:n − p")
 DAMPING = 0.5
@@ -99,27 +99,6 @@ class Table(nn.Module):
 
     def forward(self, category, numbers):
         return self.head(torch.tanh(self.first(torch.cat([self.table(category), numbers], dim=1))))[:, 0]
-
-
-class Tied(nn.Module):
-    def __init__(self, m=1):
-        super().__init__()
-        self.table, self.back, self.head = nn.Embedding(9, 5), nn.Linear(5, 9, bias=False), nn.Linear(9, m)
-        self.back.weight = self.table.weight
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.back(self.table(x))).mean(dim=1))
-
-
-class ByFunction(nn.Module):
-    """A parameter of the network itself, and a weight that is used past its layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head, self.scale = nn.Linear(3, 5), nn.Linear(5, 1), nn.Parameter(torch.randn(5))
-
-    def forward(self, x):
-        return self.head(F.linear(x, self.layer.weight) * self.scale) + self.layer(x).mean(dim=1, keepdim=True)
 
 
 class Class(nn.Module):
@@ -252,7 +231,7 @@ FAMILIES = {
                       rows_of_3, HOOKS),
     "partly frozen": (partly_frozen, rows_of_3, HOOKS),
     "tied weights": (Tied, words, FUNC),
-    "tied weights, 2 outputs": (lambda: Tied(2), words, FUNC),
+    "tied weights, 2 outputs": (lambda: Tied(n_outputs=2), words, FUNC),
     "past a layer": (ByFunction, rows_of_3, FUNC),
     "orthogonal": (lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 1)),
                    rows_of_3, LOOP),

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from deltaband import Exact, PredictionIntervals
 from deltaband.network import gradient_batch
 from deltaband.network.gradient_batch import GradientBatch, StoredBlock
 from deltaband.network.layers.factors import DenseRows, EmbeddingRows, OuterProducts, inner
 from deltaband.network.network import Network
-from tests.support.networks import probed
+from tests.support.networks import ByFunction, Tied, probed
 
 
 class Pooled(nn.Module):
@@ -52,27 +51,6 @@ class Repeated(nn.Module):
 
     def forward(self, x):
         return self.head(torch.tanh(self.layer(torch.tanh(self.layer(input=x)))))
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.back, self.head = nn.Embedding(11, 16), nn.Linear(16, 11, bias=False), nn.Linear(11, 1)
-        self.back.weight = self.table.weight
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.back(self.table(x))).mean(dim=1))
-
-
-class ByFunction(nn.Module):
-    """A weight that is used without its layer, and one that belongs to none."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head, self.scale = nn.Linear(7, 9), nn.Linear(9, 1), nn.Parameter(torch.randn(9))
-
-    def forward(self, x):
-        return self.head(F.linear(x, self.layer.weight) * self.scale) + self.layer(x).mean(dim=1, keepdim=True)
 
 
 class Branching(nn.Module):
@@ -162,8 +140,8 @@ CASES = {
         torch.randn(5, 2, 6, 6, 6),
         (),
     ),
-    "tied": lambda: (Tied(), torch.randint(0, 11, (5, 4)), ("table.weight",)),
-    "by function": lambda: (ByFunction(), torch.randn(5, 7), ("scale", "layer.weight", "layer.bias")),
+    "tied": lambda: (Tied(11, 16), torch.randint(0, 11, (5, 4)), ("table.weight",)),
+    "by function": lambda: (ByFunction(7, 9), torch.randn(5, 7), ("scale", "layer.weight", "layer.bias")),
     "transformer": lambda: (
         Transformer(True),
         torch.randn(5, 6, 16),

@@ -58,6 +58,45 @@ def probed(network: Network, x: Any) -> Network:
     return network.with_layers(network.probe(x).layers)
 
 
+class Tied(nn.Module):
+    """A table that is the weight of a layer as well."""
+
+    def __init__(self, n_words: int = 9, width: int = 5, n_outputs: int = 1):
+        super().__init__()
+        self.table, self.back = nn.Embedding(n_words, width), nn.Linear(width, n_words, bias=False)
+        self.head = nn.Linear(n_words, n_outputs)
+        self.back.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.back(self.table(x))).mean(dim=1))
+
+
+class ByFunction(nn.Module):
+    """A weight that is used without its layer, too, and one that belongs to none."""
+
+    def __init__(self, n_inputs: int = 3, width: int = 5):
+        super().__init__()
+        self.layer, self.head = nn.Linear(n_inputs, width), nn.Linear(width, 1)
+        self.scale = nn.Parameter(torch.randn(width))
+
+    def forward(self, x):
+        past_the_layer = nn.functional.linear(x, self.layer.weight)
+        return self.head(past_the_layer * self.scale) + self.layer(x).mean(dim=1, keepdim=True)
+
+
+class Sequence(nn.Module):
+    """Layers of every sort of part, each used at two positions: rows, outer products of one and of two, a table."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.wide, self.last = nn.Embedding(50, 20), nn.Linear(20, 24), nn.Linear(24, 1)
+        self.scale = nn.Parameter(torch.ones(24))
+
+    def forward(self, x):
+        return self.last(self.scale * self.wide(self.embedding(x)).tanh().mean(dim=1))[:, 0]
+
+
 class Cube(nn.Module):
     """Overflows."""
 
