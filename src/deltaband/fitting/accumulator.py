@@ -99,7 +99,7 @@ class FitAccumulator:
         if self._inputs is not None:
             self._rows_at_once = max(1, self._inputs.rows_in_memory // 2)  # new rows meet those computed again
         elif not option.engine.cost(problem).wants_rows and network.layers is not None:
-            self._rows_at_once = min(PRODUCT_ROWS, max(1, MERGED_BYTES // problem.factor_bytes))
+            self._rows_at_once = min(PRODUCT_ROWS, max(CHUNK_ROWS_AT_LEAST, MERGED_BYTES // problem.factor_bytes))
         self._n_compared = 0
         if not option.engine.is_exact:
             self._n_compared = accuracy.affordable_rows(option.engine, problem, start.memory) // per_row

@@ -180,8 +180,7 @@ class OuterProducts(_Positions):
         return torch.cat([directions @ g.reshape(len(g), -1) for g in gradients], dim=1)
 
     def _products(self, theirs: OuterProducts) -> Tensor:
-        products = _product(self.x, theirs.x)
-        return (products.add_(1.0) if self.bias else products).mul_(_product(self.delta, theirs.delta))
+        return _product(self.x, theirs.x).add_(float(self.bias)).mul_(_product(self.delta, theirs.delta))
 
 
 @storable
@@ -256,8 +255,9 @@ def stacked(parts: Sequence[Part], dim: int = 0) -> Part:
 
 
 def cheapest(part: Part) -> Part:
-    """Return full rows where an inner product of the factors would take more multiplications."""
-    return DenseRows(part.rows()) if part.n_products >= part.n_parameters else part
+    """Return full rows where factors take more multiplications for an inner product than they save memory."""
+    numbers, p = part.float64_bytes / (8 * max(len(part), 1)), part.n_parameters
+    return DenseRows(part.rows()) if part.n_products >= p * max(1.0, p / max(numbers, 1.0)) else part
 
 
 def compact(part: Part) -> Part:
