@@ -111,13 +111,18 @@ def markdown(content: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS), metavar="NETWORK")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for plan.json and plan.md")
     args = parser.parse_args()
     warnings.simplefilter("ignore", DeltabandWarning)
     content: dict[str, Any] = {"machine": machine(), "fits": {}}
+    if (args.out / "plan.json").exists():  # `--only` renews some rows
+        content["fits"] = json.loads((args.out / "plan.json").read_text())["fits"]
     measured(lambda: _perceptron(200, 4, 10), ImportantDirections(20))  # whatever is loaded on first use is loaded now
     args.out.mkdir(parents=True, exist_ok=True)
     for name, make, engine in cases():
+        if name not in args.only:
+            continue
         content["fits"][f"{name}, {engine!r}"] = found = measured(make, engine)
         print(f"{name}, {engine!r}: {json.dumps(found)}", flush=True)
         (args.out / "plan.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
