@@ -21,6 +21,7 @@ COMMANDS = {
     "digits": "which inputs not to trust: widths of a classifier's intervals against its entropy",
     "logodds": "the standard deviation of a classifier's log-odds: simulated, and as its intervals say",
     "optimise": "Bayesian optimisation with a network's posterior against a Gaussian process",
+    "fields": "images and horizons as outputs: coverage by pixel of a U-Net, by horizon of an LSTM",
     "report": "Markdown and pictures from the results of all of them",
 }
 

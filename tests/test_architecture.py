@@ -55,7 +55,7 @@ LAZY: dict[tuple[str, str], str] = {
     ("joint", "scipy"): SLOW,
     ("network.gradient_batch", "scipy"): SLOW,
     ("intervals", ".export"): "only a program needs it",
-    ("predictor", ".plots"): "drawing needs matplotlib, an extra",
+    ("evaluator", ".plots"): "drawing needs matplotlib, an extra",
     ("online.coverage", "scipy"): SLOW,
     ("metrics.conditional", "scipy"): SLOW,
     ("plots", "matplotlib"): OPTIONAL,

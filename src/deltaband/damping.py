@@ -71,11 +71,17 @@ class Damping:
         sized = {} if self.loss == "bce" else {"batch_size": self.batch_size}
         return {} if self.loss == "cross_entropy" else {"loss": self.loss, **sized}
 
-    def at(self, n_rows: int | None, n_outputs: int = 1, total_weight: float | None = None) -> float | None:
-        """Return λ for a number of training rows, of outputs of the network, and a sum of weights; None if unknown."""
+    def at(
+        self, n_rows: int | None, n_outputs: int = 1, total_weight: float | None = None, n_targets: float | None = None
+    ) -> float | None:
+        """Return λ for a number of training rows, of outputs of the network, and a sum of weights; None if unknown.
+
+        A mean is over the targets that there are, `n_targets` of each output on average.
+        """
         if self.damping is not None:
             return float(self.damping)
-        rows = total_weight if self.loss == "weighted_mean" else n_rows
+        rows = n_rows if n_targets is None or self.loss == "sum" else n_targets
+        rows = total_weight if self.loss == "weighted_mean" else rows
         if self.weight_decay is None or rows is None:
             return None
         terms = rows if self.loss in LOSSES_PER_ROW else rows * n_outputs

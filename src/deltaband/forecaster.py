@@ -8,21 +8,22 @@ from typing import Any, Literal
 import numpy as np
 
 from .calibration.overlap import Overlapping
-from .data.batches import DEFAULT_BATCH_ROWS, with_extras
+from .data.batches import DEFAULT_BATCH_ROWS
+from .data.extras import with_extras
 from .distributions import Distribution, Steps, StudentT, ends_of, levels_of, levels_of_steps, parse_probabilities
 from .engines.covariance import By
 from .errors import said_once, silenced
-from .fitting.fit import Formula, two_bounds
+from .evaluator import Evaluator
+from .fitting.fit import Formula
 from .joint import Errors, Rows, draws, parse_weights
-from .predictor import Predictor
-from .results import Intervals, Side, check_kind_and_side, interval_arrays, like, parse_levels, to_numpy
+from .results import Intervals, Side, check_kind_and_side, interval_arrays, like, parse_levels, to_numpy, two_bounds
 from .validation import check_bool, check_choice, check_int
 
 SMALLEST_LEVEL = 1e-9  # of an interval that holds the prediction, and little else
 
 
-class Forecaster(Predictor):
-    """A predictor that is asked for whole distributions, and about several rows together."""
+class Forecaster(Evaluator):
+    """An evaluator that is asked for whole distributions, and about several rows together."""
 
     # --- distributions
 
@@ -54,7 +55,7 @@ class Forecaster(Predictor):
         middle = mean if self._task.quantiles is None else np.clip(mean, lower[:, :, -1], upper[:, :, -1])
         found = ends_of(probabilities, middle, lower, upper)
         values = found[:, :, 0] if np.ndim(p) == 0 else found
-        return like(intervals.mean, values[:, 0] if self._is_single else values, self._result_dtype)
+        return like(intervals.mean, self.shaped(values, 1), self._result_dtype)
 
     def predict_distribution(self, x: Any, *, symmetric: bool = True, **given: Any) -> Distribution:
         """Return the distributions of new observations.
@@ -141,7 +142,7 @@ class Forecaster(Predictor):
         if first != len(targets) or first == 0:
             raise ValueError(f"there must be one target per row, and a row: {first} rows, {len(targets)} targets")
         mean = sums / first
-        return float(mean[0]) if self._is_single else mean
+        return float(mean[0]) if self._is_single else self.shaped(mean, 0)
 
     def _distributions(self, x: Any, symmetric: bool, given: dict[str, Any]) -> Iterator[Distribution]:
         """Yield those of some rows at a time: steps take memory."""
@@ -172,7 +173,7 @@ class Forecaster(Predictor):
             np.concatenate([getattr(fit, name) for fit in method.fits]) for name in ("noise_std", "t_freedom")
         )
         mean, scale = to.mean * unit + shift, method.scale(rows) * s * np.abs(unit)
-        return StudentT(mean[:, 0], scale[:, 0], freedom) if self._is_single else StudentT(mean, scale, freedom)
+        return StudentT(self.shaped(mean, 1), self.shaped(scale, 1), freedom)
 
     def _check_distribution(self) -> None:
         self._method("observation")
@@ -210,7 +211,7 @@ class Forecaster(Predictor):
             C = errors.covariance(one, other, by) * unit[:, None, None] * unit
         if x2 is None:
             C = (C + C.transpose(2, 3, 0, 1)) / 2
-        return like(x, C[:, 0, :, 0] if self._is_single else C, self._result_dtype)
+        return like(x, self.shaped(C, 1, 3), self._result_dtype)
 
     def sample(self, x: Any, n: int = 1, seed: int = 0, *, by: By = "variance") -> Any:
         """Draw functions from the normal distribution with the predictions as mean and `covariance(x)`.
@@ -235,7 +236,7 @@ class Forecaster(Predictor):
         shape = rows.mean.shape
         found = draws(rows.mean.ravel(), C, n, seed).reshape(n, *shape)
         original = self._original(found.transpose(1, 2, 0)).transpose(2, 0, 1)
-        return like(x, original[:, :, 0] if self._is_single else original, self._result_dtype)
+        return like(x, self.shaped(original, 2), self._result_dtype)
 
     def predict_linear(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .calibration import calibrate, rule_for
+from .calibration import Joint, calibrate, check_mode, rule_for
 from .data.inputs import Inputs
 from .data.items import Collate
 from .engines import Engine, parse_engine
@@ -100,8 +100,9 @@ class PredictionIntervals(Forecaster):
         robust: "HC0", "HC1", "HC2" or "HC3": the variance of predictions follows from each row's own residual instead
             of one s² for all, for noise that differs, or is correlated within `fit(..., clusters=)`. λ must be known.
         probes: How many random combinations stand in for the outputs of a training row, of which an image has
-            thousands; as many as there are outputs, or more, take each. By default each of up to 64 outputs, and of
-            more so many combinations that they are off by about 1 % of a width; `summary()` says by how much.
+            thousands; by default each of up to 64, and of more what makes widths off by about 1 % (see `summary()`).
+        missing: "ignore": targets that are NaN are none, each output has its own n, and rows without any are left out.
+            Without it NaN is refused; a `batch` function may return {"mask": …} third in any case.
 
     Example:
         >>> band = PredictionIntervals(model, weight_decay=1e-2).fit(X, y)  # doctest: +SKIP
@@ -135,12 +136,14 @@ class PredictionIntervals(Forecaster):
         quantiles: Sequence[float] | None = None,
         robust: Literal["HC0", "HC1", "HC2", "HC3"] | None = None,
         probes: int | None = None,
+        missing: Literal["ignore"] | None = None,
     ) -> None:
         loss_of_training = loss or ("mean" if variance is None else "gaussian_nll")
+        about = (target_transform, targets, noise, variance, quantiles, robust, missing)
         rule = damping_rule(model, parameters, optimizer, damping, weight_decay, loss_of_training, batch_size)
         if loss in ("cross_entropy", "bce"):
             raise ValueError("PredictionIntervals is for squared losses: a classifier needs ClassificationIntervals")
-        self._task = Regression.of(outputs, per_output, target_transform, targets, noise, variance, quantiles, robust)
+        self._task = Regression.of(outputs, per_output, *about)
         transform = InputTransform.of(input_transform)
         settings = (parse_engine(engine), memory, time, parameters, output, batch, transform, probes)
         super().__init__(FitSpec(model, self._task, rule, *settings, collate, precision))
@@ -151,7 +154,7 @@ class PredictionIntervals(Forecaster):
         y: Any = None,
         *,
         tune: bool = True,
-        joint: bool = False,
+        joint: Joint = False,
         noise: Any = "auto",
         sample_weight: Any = None,
         groups: Any = None,
@@ -174,8 +177,10 @@ class PredictionIntervals(Forecaster):
             y: The targets.
             tune: Whether λ and b are chosen. If not, λ is that of the fit, b = 1 and no noise is learnt; the coverage
                 is then at most 1/(n+1) above its level.
-            joint: Whether all outputs of a row are covered at once at the level, instead of each on its own. A third of
-                the rows, drawn with `seed`, then serves the choice, and the others the quantile.
+            joint: False takes each output alone. Else a third of the rows, drawn with `seed`, serves the choice of the
+                scale, the others the quantile. True: all outputs of a row are covered at once at the level. "share": on
+                average this share of them at least; "horizon": the same for each index of their first axis, with its
+                quantile. "scale": each output, whose λ and b are chosen by all.
             noise: "auto" learns how large the noise is from row to row: σ² = (1 + b·q_λ)·v^(2γ), where v(x) is learnt
                 from residuals of training rows, by gradient boosting (scikit-learn), and γ is chosen with λ and b. Rows
                 far from the training rows get the wider of the intervals with v and without. "none" takes it as the
@@ -200,16 +205,17 @@ class PredictionIntervals(Forecaster):
         Raises:
             ValueError: If the data, or the promises asked for, do not fit together.
         """
-        fits, spec = self.fits_, self.spec
+        fits, spec, select = self.fits_, self.spec, self._task.select_targets
         check_int(seed, "seed", 0)
         spec.forget()
 
         def targets(given: Tensor) -> np.ndarray:
-            return self._task.select_targets(self.outputs_, given, fits[0].n_returned).numpy()
+            return select(self.outputs_, given, fits[0].n_returned).numpy()
 
         batches = spec.read(data, y, sample_weight=sample_weight)
-        asked = {"groups": groups, "weights": weights, "target": target, "sample_weight": sample_weight}
-        rule = rule_for(spec, fits, data, is_loader=y is None, **asked)
+        asked = {"groups": groups, "weights": weights, "target": target}
+        check_mode(joint, asked)
+        rule = rule_for(spec, fits, data, is_loader=y is None, kept=batches.kept, **asked)
         calibration = calibrate(spec, fits, batches, targets, tune=tune, joint=joint, noise=noise, seed=seed, rule=rule)
         warn(*calibration.warnings())  # which may be errors: then nothing has changed
         self._calibration = calibration

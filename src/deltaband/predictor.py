@@ -1,30 +1,24 @@
-"""What a fitted network for regression answers about rows: intervals, variances, and how good they are."""
+"""What a fitted network for regression answers about rows: intervals and variances."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
 from .calibration import Calibration, Given
-from .data.batches import DEFAULT_BATCH_ROWS, read_targets, with_extras
-from .data.row_record import pair_hashes
-from .errors import EmptyDataError, said_once, warn
+from .data.batches import read_targets
+from .data.extras import with_extras
 from .estimator import Estimator, by_batches
 from .fitting.fit import Fit, Formula, in_units_of_noise
 from .fitting.spec import all_outputs
 from .fitting.tasks import Regression
-from .metrics import SLAB_ROWS_AT_LEAST, Scores, evaluate
-from .results import Intervals, Side, check_kind_and_side, concatenated, interval_arrays, like, parse_levels
+from .positions import at, read_positions
+from .results import Intervals, Side, check_kind_and_side, like, parse_levels
 from .validation import check_choice
-
-if TYPE_CHECKING:  # matplotlib is an extra
-    from matplotlib.axes import Axes
-
-
-EVALUATED_LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 
 class Predictor(Estimator):
@@ -44,6 +38,7 @@ class Predictor(Estimator):
         groups: Any = None,
         unknown: Literal["error", "pool"] = "error",
         weights: Any = None,
+        positions: Any = None,
     ) -> Intervals:
         """Return intervals for the rows of `x`.
 
@@ -59,6 +54,8 @@ class Predictor(Estimator):
             unknown: What to do with a label that no calibration row had: raise an "error", or "pool" all calibration
                 rows for its quantile, which guarantees nothing for such a group.
             weights: The density ratios of the rows, after `calibrate(..., weights=)` with numbers.
+            positions: Some outputs instead of all: their numbers, or their indices in the shape of what the network
+                returns for a row, such as [(0, 31, 31), (0, 5, 7)]. Results are of shape (n, k).
 
         Returns:
             The predictions with their bounds.
@@ -67,6 +64,9 @@ class Predictor(Estimator):
             NotFittedError: Before `fit`.
             ValueError: If the formula has no answer, because λ is not known or n − p* ≤ 0: calibrate then.
         """
+        if positions is not None:
+            own = {"groups": groups, "unknown": unknown, "weights": weights, "sample_weight": sample_weight}
+            return self._at(positions).predict(x, level, kind=kind, side=side, **own)
         levels = parse_levels(level)
         check_kind_and_side(kind, side)
         if not isinstance(unknown, str) or unknown != "error":
@@ -136,7 +136,7 @@ class Predictor(Estimator):
         return self._in_units(x, self._original(to.mean)), self._in_units(x, scale)
 
     @by_batches
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Any, *, positions: Any = None) -> Any:
         """Return q = gᵀ A⁻¹JᵀJA⁻¹ g (`robust`: gᵀA⁻¹MA⁻¹g/s²), the variance of the prediction in units of s².
 
         It ignores directions that the training data never touched: far outside the data it can stay small. Where the
@@ -144,132 +144,34 @@ class Predictor(Estimator):
 
         Args:
             x: Inputs.
+            positions: As in `predict`.
 
         Returns:
             q of each row and output, of the kind of `x`.
         """
+        if positions is not None:
+            return self._at(positions).variance(x)
         fits = self._known_damping()
         found = self.spec.evaluate(fits, x, [fit.variance for fit in fits])[1]
         return self._like(x, np.stack(in_units_of_noise(fits, found), 1))
 
     @by_batches
-    def leverage(self, x: Any) -> Any:
+    def leverage(self, x: Any, *, positions: Any = None) -> Any:
         """Return h = gᵀ A⁻¹ g, how far a row is from what the training data determine; it grows where q may not.
 
         Where the fit has no λ, it is that which `calibrate` chose.
 
         Args:
             x: Inputs.
+            positions: As in `predict`.
 
         Returns:
             h of each row and output, of the kind of `x`.
         """
+        if positions is not None:
+            return self._at(positions).leverage(x)
         fits = self._known_damping()
         return self._like(x, np.stack(self.spec.evaluate(fits, x, [fit.covariance.leverage for fit in fits])[1], 1))
-
-    def evaluate(
-        self,
-        x: Any,
-        y: Any = None,
-        levels: float | Sequence[float] = EVALUATED_LEVELS,
-        *,
-        outputs: Sequence[str] | None = None,
-        groups: Any = None,
-        **options: Any,
-    ) -> Scores:
-        """Measure how good the intervals are, on rows that the network was neither trained nor calibrated on.
-
-        Args:
-            x: Inputs, or a loader of batches (x, y).
-            y: The targets of inputs, in the units of `predict`.
-            levels: The levels of the intervals.
-            outputs: Names of the outputs.
-            groups: Groups of the rows, labels (n,) or indicators (n, G), whose coverage is measured one by one. A band
-                that was calibrated by groups needs them, as `predict` does.
-            options: Other arguments of `predict`: `sample_weight`, `unknown`, `weights`.
-
-        Returns:
-            Coverage, also that of the worst slab, mean width, interval score, pinball loss, correlation of width and
-            error, RMSE and CRPS; printed, a table.
-
-        Raises:
-            EmptyDataError: If a loader gives no rows.
-            TypeError: If there are groups or options with a loader, which go with arrays.
-        """
-        levels, network = list(parse_levels(levels)), self.spec.network()
-        features: list[np.ndarray] = []
-        if y is not None:
-            by_group = self._calibration is not None and self._calibration.is_by_group
-            intervals = self.predict(x, levels, **options, **({"groups": groups} if by_group else {}))
-            given, rows = self.select_targets(y), self.spec.inputs(x)
-            features += [network.features(rows)] if len(rows) >= SLAB_ROWS_AT_LEAST else []
-        else:
-            if options or groups is not None:
-                name = next(iter(options), "groups")
-                raise TypeError(f"{name}= goes with arrays: give evaluate(X, y, …), not a loader")
-            parts = []
-            with said_once():
-                for rows, targets, _ in self.spec.read_answers(x).chunks(lambda x: max(len(x), DEFAULT_BATCH_ROWS)):
-                    self.spec.look_at(self.fits_, rows)
-                    parts.append((self.select_targets(targets), self.predict(rows, levels)))
-                    features.append(network.features(rows))
-            if not parts:
-                raise EmptyDataError("there are no rows to evaluate the intervals on (a generator is read only once)")
-            given, intervals = concatenated(parts)
-        if outputs is None and not self._is_single:
-            outputs = [f"output {o}" for o in self.outputs_]
-        same = len({part.shape[1] for part in features}) == 1  # sequences of other lengths may have other features
-        about = {"x": np.concatenate(features) if same else None, "groups": groups}
-        joint = self._calibration is not None and self._calibration.is_joint
-        scores = evaluate(given, intervals, outputs, joint=joint, **about)
-        warn(*self.suspicions(given, intervals))
-        return scores
-
-    def plot(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        level: float | Sequence[float] = 0.95,
-        output: int | None = None,
-        data: tuple[Any, Any] | None = None,
-        ax: Axes | None = None,
-        **given: Any,
-    ) -> Axes:
-        """Draw the band over an `x` of one feature; for other inputs the intervals sorted by width, which needs `y`.
-
-        Args:
-            x: Inputs.
-            y: Their targets.
-            level: As in `predict`.
-            output: The output to show, of several.
-            data: Training data `(x, y)` to show.
-            ax: The axes to draw on; new ones by default.
-            given: `groups`, `unknown` and `weights`, as in `predict`.
-
-        Returns:
-            The axes.
-        """
-        from . import plots
-
-        return plots.fitted(self.predict(x, level, **given), x, y, output=output, data=data, ax=ax)
-
-    def suspicions(self, y: np.ndarray, intervals: Intervals) -> list[str]:
-        """Return what suggests that the network was not trained for rows with these targets (n, m).
-
-        Args:
-            y: Targets, in the units of `predict`.
-            intervals: The intervals of the rows.
-
-        Returns:
-            What to warn of, a sentence each.
-
-        Raises:
-            ValueError: If the targets have been scaled, and answers are in their original units.
-        """
-        mean = interval_arrays(intervals, np.float64)[0]
-        self._task.check_answers(y, mean)
-        return self._task.suspicions(self.fits_, y, mean, "these rows", "original")
 
     @property
     def noise_std_(self) -> float | np.ndarray:
@@ -278,25 +180,12 @@ class Predictor(Estimator):
         Where the network predicts its own variance, it is a factor of that.
         """
         noise = self._task.noise_std(self.fits_)
-        return float(noise[0]) if self._is_single else noise
+        return float(noise[0]) if self._is_single else self.shaped(noise, 0)
 
     @property
     def outputs_(self) -> tuple[int, ...]:
         """The outputs of the network that there are intervals for."""
         return all_outputs(self.fits_)
-
-    def share_seen_in_training(self, x: Any, y: Any) -> float:
-        """Return the share of these rows that were training rows.
-
-        Args:
-            x: Inputs.
-            y: Their targets, as `fit` takes them or in the original units.
-
-        Returns:
-            The share, from 0 to 1.
-        """
-        X, seen = self.spec.network().prepare(self.spec.inputs(x)), self.fits_[0].seen
-        return max(seen.share(pair_hashes(X, targets)) for targets in self.spec.task.possible_targets(y))
 
     def select_targets(self, y: Any) -> np.ndarray:
         """Return the targets (n, m) of the outputs that there are intervals for.
@@ -314,15 +203,39 @@ class Predictor(Estimator):
         """Whether results are numbers, not rows of them."""
         return self._task.single or self._fits[0].n_returned == 1
 
+    def _at(self, positions: Any) -> Self:
+        """Return the same band for some of its outputs."""
+        band, fits = copy.copy(self), self.fits_
+        band._fits, band._calibration = at(fits, self._calibration, read_positions(positions, fits))
+        band._partial = ()
+        return band
+
+    def shaped(self, values: np.ndarray, *axes: int) -> np.ndarray:
+        """Return values whose axes of m outputs have the shape of what the network returns for a row.
+
+        Args:
+            values: Numbers, as one axis or several of which have m of them.
+            axes: The numbers of these axes, in ascending order.
+
+        Returns:
+            The same numbers; those of a single output have no axis for it.
+        """
+        m, known = len(self.outputs_), self._fits[0]
+        whole = len(known.shape) > 1 and self.outputs_ == tuple(range(known.n_returned))
+        of_row = () if self._is_single else known.shape if whole else (m,)
+        for axis in reversed(axes):
+            values = values.reshape(*values.shape[:axis], *of_row, *values.shape[axis + 1 :])
+        return values
+
     def _original(self, outputs: np.ndarray) -> np.ndarray:
         return outputs if self._task.units is None else self._task.units.to_original(outputs)
 
     def _like(self, x: Any, values: np.ndarray) -> Any:
-        return like(x, values[:, 0] if self._is_single else values, self._fits[0].dtype)
+        return like(x, self.shaped(values, 1), self._fits[0].dtype)
 
     def _in_units(self, x: Any, values: np.ndarray, toward: float | None = None) -> Any:
         """Return values in the units of the targets, which may take more than float32."""
-        return like(x, values[:, 0] if self._is_single else values, self._result_dtype, toward)
+        return like(x, self.shaped(values, 1), self._result_dtype, toward)
 
     @property
     def _result_dtype(self) -> torch.dtype:

@@ -231,6 +231,12 @@ def _rows(part: Any, chosen: np.ndarray) -> Any:
     )
 
 
+def two_bounds(bound: np.ndarray, side: Side) -> tuple[np.ndarray, np.ndarray]:
+    """Return −bound and bound; for one side the other bound is infinite."""
+    infinite = np.full_like(bound, np.inf)
+    return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
+
+
 def concatenated(parts: Sequence[Any]) -> Any:
     """Return results for several batches of rows as one: arrays, tensors, tuples of them, or intervals."""
     first = parts[0]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from .calibration import Calibration, LabelCalibration, rows_needed
+from .calibration import Calibration, EachOutput, LabelCalibration, PooledOutputs, rows_needed
 from .display import BLUE, SMALL_HEIGHT, SMALL_STYLE, VERMILLION, Markup, element, spectrum_picture
 from .fitting.classes import Classification
 from .fitting.fit import Fit
@@ -61,11 +61,13 @@ def _regression_lines(
     known = "H²" if quantiles is not None else "1" if spec.task.variance is None else "σ²"
     # what residuals are divided by before they are squared
     unit = "" if spec.task.variance is None else " (in units of the network's own σ)"
-    if fit.total_weight != fit.n_rows:
+    if fit.n_targets is not None:
+        task.append(("targets", f"{_list(np.concatenate([each.observed for each in fits]), '{:,.0f}')} of each output"))
+    if not math.isclose(fit.total_weight, fit.observed.mean(), rel_tol=1e-9):
         task.append(("sum of weights", f"{fit.total_weight:.6g}"))
         unit = unit or " (of a row of weight 1)"
     freedom, noise = np.concatenate([each.degrees_of_freedom for each in fits]), regression.noise_std(fits)
-    rmse = regression.root_squares(fits) / math.sqrt(fit.n_rows)
+    rmse = regression.root_squares(fits) / np.sqrt(np.concatenate([each.observed for each in fits]))
     lines = _fit_lines(spec.model, fits, *task, ("training RMSE", _list(rmse) + unit))
     if fit.covariance.damping is None:
         why = spec.damping.unknown
@@ -151,14 +153,15 @@ def _calibration_lines(calibration: Calibration, fit: Fit, known: str) -> list[L
     conformal = calibration.conformal
     n, outputs, joint = conformal.n_rows, conformal.outputs, calibration.is_joint
     lines = [("calibrated on", f"{calibration.n_rows:,} rows: levels up to {n / (n + 1):.5g}")]
-    if joint:
-        lines.append(("  outputs", f"all at once: {n:,} rows for the quantile, the others for the scales"))
+    if joint or isinstance(conformal, PooledOutputs):
+        what = conformal.promise if isinstance(conformal, PooledOutputs) else "all at once"
+        lines.append(("  outputs", f"{what}: {n:,} rows for the quantile, the others for the scales"))
     lines += calibration.rule.lines
     if not np.isnan(calibration.widths).any():
         share = f"the model's own uncertainty makes up {_list(100 * calibration.own_share, '{:.0f} %')} of them"
         lines.append(("  95 % widths", f"{_range(calibration.widths)}; {share} on average"))
-    if not joint and n >= rows_needed(0.95):
-        deviations = [math.hypot(*output.standardised) / math.sqrt(n) for output in outputs]
+    if type(conformal) is EachOutput and n >= rows_needed(0.95):
+        deviations = [math.sqrt(np.mean(np.square(output.standardised))) for output in outputs]
         quantiles = [output.quantile(0.95) / s if s else 0.0 for output, s in zip(outputs, deviations, strict=True)]
         shown = _list(np.array(quantiles), "{:.2f}")
         lines.append(("  95 % quantile", f"{shown} standard deviations (Gaussian 1.96)"))

@@ -92,8 +92,7 @@ def test_reversed_and_read_only_arrays_are_read():
         (lambda: read(X), TypeError, "targets are missing"),
         (lambda: read(X.numpy()), TypeError, "targets are missing"),
         (lambda: read(X, Y[:5]), ValueError, "10 inputs, 5 targets"),
-        (lambda: read(X, torch.zeros(10, 2, 1)), ValueError, r"targets must have shape \(n,\), or \(n, m\)"),
-        (lambda: collect(read([(X, Y), (X, torch.zeros(10, 2))])), ValueError, "1 columns at first and 2 from row 10"),
+        (lambda: collect(read([(X, Y), (X, torch.zeros(10, 2))])), ValueError, "batch 1, which begins with row 10"),
         (lambda: read(X, "y"), TypeError, "targets must be a tensor"),
         (
             lambda: read([[1, 2]], Y),

@@ -5,7 +5,11 @@ from .calibrate import Calibration as Calibration
 from .calibrate import calibrate as calibrate
 from .conformal import AllOutputs as AllOutputs
 from .conformal import ConformalScale as ConformalScale
+from .conformal import EachOutput as EachOutput
 from .labels import LabelCalibration as LabelCalibration
+from .pooled import Joint as Joint
+from .pooled import PooledOutputs as PooledOutputs
+from .pooled import check_mode as check_mode
 from .quality import drift_p_value as drift_p_value
 from .quantiles import AllRows as AllRows
 from .quantiles import Given as Given

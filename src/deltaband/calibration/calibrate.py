@@ -24,18 +24,20 @@ from ..fitting.fit import (
     evaluate_rows,
     in_units_of_noise,
 )
-from ..fitting.spec import CROSSED, FitSpec
+from ..fitting.spec import CROSSED, FitSpec, all_outputs
 from ..fitting.tasks import Regression
+from ..fitting.weights import targets_there
 from ..machine import on_free_cores
-from ..network.gradient_batch import GradientBatch
 from ..network.network import Network
 from ..results import Side
 from ..storage.encoding import storable
 from ..transforms import TargetTransform
-from .conformal import AllOutputs, ConformalScale, EachOutput, QuantileScale
+from .candidates import answers_to, candidates_of, share_unit
+from .conformal import AllOutputs, ConformalScale, EachOutput, QuantileScale, alone
 from .groups import ByGroup
 from .noise import GivenNoise, Noise, learn, with_output
 from .overlap import Overlapping
+from .pooled import Joint, PooledOutputs, blocks
 from .quality import SCORE_LEVEL, cross_calibrated_bounds, drift_p_value, mean_score
 from .quantiles import Given, QuantileRule, rows_needed
 from .scales import Scales
@@ -106,6 +108,11 @@ class Calibration:
     def is_joint(self) -> bool:
         """Whether a level is for all outputs of a row at once."""
         return isinstance(self.conformal, AllOutputs)
+
+    @property
+    def misses(self) -> bool:
+        """Whether some targets of the calibration rows were missing."""
+        return len({len(output.signed) for output in self.conformal.outputs}) > 1
 
     @property
     def is_by_group(self) -> bool:
@@ -207,7 +214,7 @@ def calibrate(
     targets_of: Targets,
     *,
     tune: bool,
-    joint: bool,
+    joint: Joint,
     noise: Any,
     seed: int,
     rule: QuantileRule,
@@ -215,17 +222,19 @@ def calibrate(
     """Return the calibration of fits on the rows of `batches`, to whose scores the rule applies."""
     quantiles = spec.task.quantiles
     if quantiles is not None and joint:
-        raise ValueError("joint=True is for several outputs; a network that predicts quantiles has one")
+        raise ValueError(f"joint={joint!r} is for several outputs; a network that predicts quantiles has one")
     if not isinstance(noise, str) and (quantiles is not None or not tune):
         raise ValueError("no noise is added with tune=False, nor to quantiles: leave out noise=")
     networks = [spec.fitted_network(fit) for fit in fits]
     spec.check_weights(networks[0], fits[0])
-    covariances, scales = zip(*(_candidates(fit, tune) for fit in fits), strict=True)
-    functions = [partial(_answers, *each) for each in zip(fits, covariances, scales, strict=True)]
+    covariances, scales = zip(*(candidates_of(fit, tune) for fit in fits), strict=True)
+    functions = [partial(answers_to, *each) for each in zip(fits, covariances, scales, strict=True)]
     parts, triples, weighted = [], list(zip(fits, networks, functions, strict=True)), False
     crossed, v, strange = 0, None, ""
+    batches = replace(batches, row_shape=fits[0].shape)
     for x, targets, first in batches.chunks(lambda x: max(networks[0].chunk_rows(x), fits[0].rows_at_once)):
-        rows = []
+        there = [targets_there(spec.task, x, fit.outputs, fit.n_returned) for fit in fits]
+        x, rows = x.without("observed"), []
         for fit, network, function in triples:
             weighed = spec.weigh(x, fit.outputs, fit.n_returned, first)
             rows.append(evaluate_rows(network, weighed, function, fit.rows_at_once, first))
@@ -242,47 +251,55 @@ def calibrate(
         ranges, hashes = fits[0].ranges, pair_hashes(networks[0].prepare(x), targets)
         excess = ranges.excess(x)
         strange = strange or (ranges.farthest(x) if ranges.are_left(excess) else "")
-        parts.append((targets_of(targets), *to[:3], excess, hashes, *of_outputs))
+        y = targets_of(targets)
+        known = [each.numpy() > 0 for each in there if each is not None]
+        seen = np.concatenate(known, axis=1) if known else np.ones(y.shape, dtype=bool)
+        parts.append((np.where(seen, y, to.mean), seen, *to[:3], excess, hashes, *of_outputs))
     if v is None:
         raise ValueError("the calibration data are empty (a generator can be read only once)")
-    y, mean, centre, unit, excess, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
+    y, seen, mean, centre, unit, excess, hashes, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
+    if not seen.any(axis=0).all():
+        none = all_outputs(fits)[int(np.argmin(seen.any(axis=0)))]
+        raise ValueError(f"output {none} has no target among the calibration rows: leave it out with outputs=")
     assert isinstance(spec.task, Regression)
     spec.task.check_units(y, mean, "calibrate")
     suspicions = spec.task.suspicions(fits, y, mean, "the calibration rows", "scaled")
     if strange and fits[0].n_rows >= MANY_ROWS and fits[0].ranges.are_left(excess):
         suspicions = [sanity.inputs(float(np.mean(excess > 0)), strange, "the calibration rows")]
-    r = (y - centre) / unit
+    r = np.where(seen, (y - centre) / unit, np.nan)
     formula, h, q = zip(*((of_output[:, 0], of_output[:, 1], of_output[:, 2:]) for of_output in answers), strict=True)
     fitted: Any = ConformalScale.fit
     if quantiles is not None:
         own_levels = {"both": quantiles[2] - quantiles[0], "upper": quantiles[2], "lower": 1 - quantiles[0]}
         q, fitted = _in_units(q, unit), partial(QuantileScale.of, own_levels=own_levels)
-    units = [_unit_of_b(fit, quantiles is not None, weighted or not tune) for fit in fits]
+    units = [share_unit(fit, quantiles is not None, weighted or not tune) for fit in fits]
     scales = tuple(replace(each, b=each.b * unit_of_b) for each, unit_of_b in zip(scales, units, strict=True))
     plain = [of_fit for fit, of_fit in zip(fits, scales, strict=True) for _ in range(fit.n_outputs)]
-    candidates = plain if isinstance(v, str) else [each.with_noise() for each in plain]
+    varying = plain if isinstance(v, str) else [each.with_noise() for each in plain]
 
     def conformal(candidates: list[Scales]) -> EachOutput:
-        if joint:
+        if joint is True:
             return AllOutputs.fit(r, q, candidates, seed, rule)
-        return EachOutput(tuple(map(partial(fitted, rule=rule), r.T, q, candidates)))
+        if joint:
+            return PooledOutputs.fit(r, q, candidates, seed, blocks(joint, fits[0].shape, r.shape[1]))
+        return alone(r, q, candidates, rule, fitted)
 
     after = before = np.nan
     if not joint:
-        folds = [cross_calibrated_bounds(fitted, seed, rule, *each) for each in zip(r.T, q, candidates, strict=True)]
+        folds = [cross_calibrated_bounds(fitted, seed, rule, *each) for each in zip(r.T, q, varying, strict=True)]
         lower, upper = (centre + unit * np.stack(ends, axis=1) for ends in zip(*folds, strict=True))
-        after = mean_score(y, lower, upper, spec.task.units)
+        after = mean_score(y, lower, upper, spec.task.units, seen)
     if quantiles is None:
         q_formula = np.stack(in_units_of_noise(fits, formula), axis=1)
         half = np.concatenate([fit.half_width(SCORE_LEVEL) for fit in fits]) * np.sqrt(1 + q_formula)
-        before = mean_score(y, centre - unit * half, centre + unit * half, spec.task.units)
+        before = mean_score(y, centre - unit * half, centre + unit * half, spec.task.units, seen)
     training = [leverages for fit in fits if len(fit.leverages) for leverages in fit.leverages.T]
     p_values = list(map(drift_p_value, training, h))
     drift = min(1.0, r.shape[1] * min(p_values)) if p_values else np.nan  # Bonferroni: a test for each output
-    seen = fits[0].seen
-    found = (before, after, drift, seen.share(hashes), seen.repeated)
+    trained = fits[0].seen
+    found = (before, after, drift, trained.share(hashes), trained.repeated)
     far = np.concatenate([fit.far for fit in fits])
-    chosen, guard = conformal(candidates), None if isinstance(v, str) else conformal(plain)
+    chosen, guard = conformal(varying), None if isinstance(v, str) else conformal(plain)
     own_share = np.array([output.own_share(of_output) for output, of_output in zip(chosen.outputs, q, strict=True)])
     leverages = np.stack(h, axis=1)
     about = (weighted, crossed, far, leverages, *found, len(r), own_share)
@@ -316,27 +333,3 @@ def _widths(
     except ValueError:  # the transform has no inverse there, which `predict` will say
         return calibration.widths
     return np.stack([(upper - lower).min(axis=0), (upper - lower).max(axis=0)], axis=1)
-
-
-def _candidates(fit: Fit, tune: bool) -> tuple[Covariance, Scales]:
-    """Return the candidate scales of a fit, and the covariance that answers for their λ."""
-    if tune:
-        spectral = fit.covariance.eigendecomposed()
-        spectral = spectral if fit.reference.damping is None else spectral.at(fit.reference.damping)
-        return spectral, Scales.grid(spectral.eigenvalues, fit.n_rows * fit.n_outputs)
-    if fit.covariance.damping is None:
-        raise ValueError("tune=False takes λ from the fit, which has none: give weight_decay or damping, or tune")
-    return fit.covariance, Scales.single(fit.covariance.damping)
-
-
-def _unit_of_b(fit: Fit, quantiles: bool, weighted: bool) -> float:
-    """Return what makes b·q a multiple of what it is added to: a square of the target, or noise of weight 1."""
-    if quantiles:
-        return float(fit.losses[0]) / fit.n_rows
-    return 1.0 if weighted else fit.total_weight / fit.n_rows
-
-
-def _answers(fit: Fit, covariance: Covariance, scales: Scales, g: GradientBatch) -> np.ndarray:  # (b, 2 + L)
-    """Return q by the formula, the leverage, and q under every λ of the scales."""
-    formula = np.full(len(g), np.nan) if fit.covariance.damping is None else fit.variance(g)
-    return np.column_stack([formula, fit.reference.leverage(g), covariance.variances(g, scales.dampings)])

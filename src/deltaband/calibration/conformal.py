@@ -20,14 +20,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..fitting.fit import Bounds, two_bounds
-from ..results import Side
+from ..fitting.fit import Bounds
+from ..results import Side, two_bounds
 from ..storage.encoding import storable
-from .quantiles import AllRows, QuantileRule, conformal_quantiles
+from .quantiles import ALL_ROWS, QuantileRule, conformal_quantiles
 from .scales import Scales
 
 NUMBERS_AT_ONCE = 2**22  # size of a (rows, candidates or levels) array
-ALL_ROWS = AllRows()
 
 LargestScore = Callable[[np.ndarray, np.ndarray], np.ndarray]  # rows, the candidate of each -> r/σ, (rows, levels)
 
@@ -231,7 +230,8 @@ class EachOutput:
 
     @property
     def n_rows(self) -> int:
-        return len(self.outputs[0].signed)
+        """The rows of the output that has fewest."""
+        return min(len(output.signed) for output in self.outputs)
 
     @property
     def rule(self) -> QuantileRule:
@@ -267,11 +267,8 @@ class AllOutputs(EachOutput):
         rule: QuantileRule = ALL_ROWS,
     ) -> Self:
         """Return the scores of calibration rows with residuals (n, m) and m times variances under each λ, (n, L)."""
-        order = np.random.default_rng(seed).permutation(len(residuals))
-        choosing, rest = np.split(order, [len(order) // 3])
-        if len(choosing) == 0:
-            raise ValueError(f"{len(order)} calibration rows are too few for all outputs at once: it takes at least 3")
-        chosen = EachOutput(tuple(map(ConformalScale.fit, residuals[choosing].T, [v[choosing] for v in q], scales)))
+        choosing, rest = thirds(len(residuals), seed)
+        chosen = alone(residuals[choosing], [v[choosing] for v in q], scales)
         u = np.array([math.sqrt(np.mean(output.standardised**2)) or 1.0 for output in chosen.outputs])
         signed = residuals[rest] / (chosen.scale([v[rest] for v in q]) * u)  # (rest, m)
         return cls(chosen.outputs, u, signed, rule.take(rest))
@@ -295,9 +292,33 @@ class AllOutputs(EachOutput):
         scale = (self.scale(q) * self.units)[:, :, None]
         arranged = self._arranged.get(side)
         if arranged is None:
-            arranged = self._arranged[side] = self.rule.arrange(of_side(self.signed, side).max(axis=1))
+            arranged = self._arranged[side] = self.rule.arrange(np.nanmax(of_side(self.signed, side), axis=1))
         place = np.zeros((len(scale), 0)) if place is None else place
         return two_bounds(scale * self.rule.quantiles(arranged, place, levels)[:, None, :], side)
+
+
+def alone(
+    residuals: np.ndarray,
+    q: Sequence[np.ndarray],
+    scales: Sequence[Scales],
+    rule: QuantileRule = ALL_ROWS,
+    fitted: Callable[..., ConformalScale] = ConformalScale.fit,
+) -> EachOutput:
+    """Return each output with its calibration rows: those with a target, whose residuals (n, m) are not NaN."""
+    found = []
+    for r, v, of_output in zip(residuals.T, q, scales, strict=True):
+        there = np.flatnonzero(~np.isnan(r))
+        found.append(fitted(r[there], v[there], of_output, rule=rule if len(there) == len(r) else rule.take(there)))
+    return EachOutput(tuple(found))
+
+
+def thirds(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of n rows choose the scale, a third of them, and which the quantiles follow from."""
+    order = np.random.default_rng(seed).permutation(n)
+    choosing, rest = np.split(order, [n // 3])
+    if len(choosing) == 0:
+        raise ValueError(f"{n} calibration rows are too few for all outputs at once: it takes at least 3")
+    return choosing, rest
 
 
 def of_side(signed: np.ndarray, side: Side) -> np.ndarray:

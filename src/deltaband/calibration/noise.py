@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..data.inputs import Inputs, as_tensor
 from ..fitting.fit import Fit
+from ..network.probes import EXACT_OUTPUTS
 from ..storage.encoding import storable
 from ..validation import describe
 
@@ -137,6 +138,8 @@ def learn(noise: Any, fit: Fit, weighted: bool = False) -> list[Noise] | str:
         if is_regressor:
             raise ValueError(f"noise={type(noise).__name__} has nothing to learn from: {why}; give a function instead")
         return why
+    if not is_regressor and fit.n_outputs > EXACT_OUTPUTS:
+        return f"it is learnt for up to {EXACT_OUTPUTS} outputs unless you give noise= a regressor"
     if len(fit.residuals) < ROWS_AT_LEAST:
         return f"{len(fit.residuals)} residuals of training rows are too few to learn the noise from"
     columns_of = zip(*([tensor.numpy() for tensor in piece.tensors] for piece in fit.residuals.pieces), strict=True)
@@ -145,7 +148,10 @@ def learn(noise: Any, fit: Fit, weighted: bool = False) -> list[Noise] | str:
     base = bases[0] if len(bases) == 1 else np.zeros((len(outputs), 0))
     learnt: list[Noise] = []
     for o in range(fit.n_outputs):
-        columns, r = with_output(base, outputs[:, o]), residuals[:, o]
+        there = roots[:, o] > 0  # elsewhere there was no target
+        columns, r = with_output(base, outputs[:, o])[there], residuals[there, o]
+        if len(r) < ROWS_AT_LEAST:
+            return f"{len(r)} residuals of output {o} are too few to learn the noise from"
         if not r.mean() > 0:
             return "all residuals of training rows are zero"
         if not is_regressor:

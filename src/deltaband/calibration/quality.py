@@ -25,7 +25,8 @@ def cross_calibrated_bounds(
 ) -> Bounds:  # (n,) each
     """Return bounds of residuals, each tenth of the rows calibrated by the others; NaN if these are too few."""
     place, (lower, upper) = rule.own_places(len(residuals)), np.full((2, len(residuals)), np.nan)
-    order = np.random.default_rng(seed).permutation(len(residuals))
+    there = np.flatnonzero(~np.isnan(residuals))
+    order = there[np.random.default_rng(seed).permutation(len(there))]
     for part in np.array_split(order, min(10, len(order))):
         rest = np.setdiff1d(order, part)
         if place is not None and len(rest) >= rows_needed(SCORE_LEVEL):
@@ -35,17 +36,21 @@ def cross_calibrated_bounds(
     return lower, upper
 
 
-def mean_score(y: np.ndarray, lower: np.ndarray, upper: np.ndarray, units: TargetTransform | None) -> float:
-    """Return the mean interval score of bounds (n, m) in the original units; NaN where some bounds have none."""
-    if np.isnan(lower).any():
+def mean_score(
+    y: np.ndarray, lower: np.ndarray, upper: np.ndarray, units: TargetTransform | None, seen: np.ndarray
+) -> float:
+    """Return the mean interval score of bounds (n, m) of the targets that are seen, in the original units; NaN where
+    some bounds have none."""
+    if np.isnan(lower[seen]).any():
         return math.nan
+    lower, upper = np.where(seen, lower, y), np.where(seen, upper, y)
     if units is not None:
         try:
             lower, upper = units.to_original_bounds(y, lower, upper)
         except ValueError:  # the transform has no inverse there, which `predict` will say
             return math.nan
         y = units.to_original(y)
-    return float(interval_scores(y, lower, upper, SCORE_LEVEL).mean())
+    return float(interval_scores(y, lower, upper, SCORE_LEVEL)[seen].mean())
 
 
 def drift_p_value(training: np.ndarray, calibration: np.ndarray) -> float:

@@ -110,6 +110,9 @@ class AllRows(FromGiven):
         return []
 
 
+ALL_ROWS = AllRows()
+
+
 def rows_needed(level: float) -> int:
     """Return the fewest calibration rows for a level: ⌈(n+1)·level⌉ ≤ n."""
     start = max(1, math.floor(level / (1 - level)) - 1)  # rounding makes it too large or too small by one

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from ..data.batches import read_targets
 from ..data.groups import read_labels
 from ..fitting.fit import Fit
 from ..fitting.spec import FitSpec
@@ -24,9 +23,9 @@ def rule_for(
     groups: Any,
     weights: Any,
     target: Any,
-    sample_weight: Any,
+    kept: np.ndarray | None,
 ) -> QuantileRule:
-    """Return the rule for calibration rows x, those of `sample_weight` zero left out."""
+    """Return the rule for calibration rows x, of which those with the numbers `kept` take part."""
     given = [name for name, each in (("groups", groups), ("weights", weights), ("target", target)) if each is not None]
     if not given:
         return AllRows()
@@ -42,6 +41,4 @@ def rule_for(
         rule = Overlapping.of(groups, len(rows))
     else:
         rule = ByGroup.of(read_labels(groups, len(rows)))
-    if sample_weight is None:
-        return rule
-    return rule.take(np.flatnonzero((read_targets(sample_weight, "sample_weight") > 0).all(dim=1)))
+    return rule if kept is None or len(kept) == len(rows) else rule.take(kept)

@@ -1,6 +1,6 @@
 """`Scales`: candidates for the scale σ(x) of an interval, of which a calibration chooses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -36,6 +36,12 @@ class Scales:
         gamma = np.repeat(NOISE_POWERS, len(self.b))
         index, b, prior = (np.tile(each, len(NOISE_POWERS)) for each in (self.damping_index, self.b, self.prior))
         return type(self)(self.dampings, index, b, prior + 0.5 * ((gamma - 0.5) / 0.5) ** 2, gamma)
+
+    def only(self, candidate: int) -> Self:
+        """Return a single candidate."""
+        names = ("damping_index", "b", "prior", "gamma")
+        some = {name: each[[candidate]] for name in names if (each := getattr(self, name)) is not None}
+        return replace(self, **some)
 
     @classmethod
     def grid(cls, eigenvalues: np.ndarray, n_rows: int) -> Self:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,15 +24,16 @@ from torch.utils.data import (
 
 from ..errors import EmptyDataError, warn
 from ..validation import check_int, describe
+from .extras import observed, with_extras, with_rows, without_mask
 from .inputs import Inputs, as_tensor, check_finite
 from .items import LabelledItems
 
 EMPTY_DATA_MESSAGE = "the training data are empty (a generator can be read only once): give at least one row"
 FEWEST_FIRST_ROWS = 8  # rows that `peek` reads at least, where there are as many
 SHUFFLING_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-EXTRAS = ("sample_weight", "clusters")
-SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-100, 1e100  # beyond these, squares are too small or too large for numbers
 DEFAULT_BATCH_ROWS = 1024  # rows per batch of data that come without batches of their own
+
+MISSING_ADVICE = "remove or impute such rows, or give missing='ignore' for targets that are NaN"
 
 Unpack = Callable[[Any], tuple[Any, ...]]  # a batch of any layout -> inputs, targets, and maybe extras
 ReadInputs = Callable[[Any], Inputs]
@@ -60,6 +61,9 @@ class Batches:
     targets: Tensor | None = None  # of all rows, where they are arrays
     read_inputs: ReadInputs = Inputs.of
     read_targets: ReadTargets | None = None  # None: as they are
+    may_miss: bool = False  # whether NaN among targets means that there is none
+    row_shape: tuple[int, ...] | None = None  # of the targets of a row; None: that of the first
+    kept: np.ndarray | None = None  # the numbers of the rows that are not left out, where they are arrays
 
     @property
     def reiterable(self) -> bool:
@@ -135,19 +139,22 @@ class Batches:
 
     def _checked(self) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield the batches that have rows, up to `max_rows` rows, or raise with what is wrong."""
-        done, n_columns = 0, 0
-        for batch in self.source:
-            x, y = self._copied(batch, done)
+        done, expected = 0, None
+        for number, batch in enumerate(self.source):
+            x, y, shape = self._copied(batch, done)
+            if (len(shape) > 1 and differ(self.row_shape, shape)) or differ(expected, shape):
+                of_network = expected is None or not differ(expected, shape)
+                other = f"the network returns {self.row_shape}" if of_network else f"batch 0 has {expected}"
+                where = f"of batch {number}, which begins with row {done}"
+                raise ValueError(f"the targets {where}, have shape {shape} for each row, and {other}")
+            expected = expected or shape
             if self.max_rows is not None:
                 x, y = x[: self.max_rows - done], y[: self.max_rows - done]
-            n_columns = n_columns or y.shape[1]
-            if y.shape[1] != n_columns:
-                raise ValueError(f"targets have {n_columns} columns at first and {y.shape[1]} from row {done} on")
             if not self.is_checked:
                 x.check_finite(done)
-                check_finite(y, "targets", done)
+                check_finite(y, "targets", done, MISSING_ADVICE)
             done += len(x)
-            x, y = without_weightless_rows(x, y)
+            x, y = with_rows(x, y) if x.extras else (x, y)
             if len(x):
                 yield x, y
             if done == self.max_rows:
@@ -163,14 +170,16 @@ class Batches:
             raise TypeError(f"each batch must be a pair (x, y), got {describe(given)}; {advice}")
         x, y = self.read_inputs(given[0]), (self.read_targets or read_targets)(given[1])
         check_lengths(x, y)
-        if len(given) == 3:
-            extras = given[2] if isinstance(given[2], Mapping) else {"sample_weight": given[2]}
-            if unknown := set(extras) - set(EXTRAS):
-                raise TypeError(f"the third of a batch may have {' and '.join(EXTRAS)}, got {unknown.pop()!r}")
-            x = with_extras(x, **extras, first_row=first_row)
+        shape = tuple(np.shape(given[1])[1:])
         if self.is_checked:  # arrays, which nobody overwrites in between
-            return _Copied(x, y)
-        return _Copied(x.copied(), y.clone())
+            return _Copied(x, y, shape)
+        masked = False
+        if len(given) == 3:
+            extras = dict(given[2]) if isinstance(given[2], Mapping) else {"sample_weight": given[2]}
+            y, masked = without_mask(extras, y, shape, first_row)
+            x = with_extras(x, **extras, first_row=first_row)
+        x, y = observed(x, y) if masked or self.may_miss else (x, y)
+        return _Copied(x.copied(), y.clone(), shape)
 
 
 class _Copied(NamedTuple):
@@ -178,6 +187,7 @@ class _Copied(NamedTuple):
 
     x: Inputs
     y: Tensor
+    shape: tuple[int, ...]  # of the targets of a row, as they were given
 
 
 @dataclass
@@ -199,6 +209,7 @@ def read(
     unpack: Unpack | None = None,
     inputs: ReadInputs = Inputs.of,
     targets: ReadTargets | None = None,
+    may_miss: bool = False,
     **extras: Any,
 ) -> Batches:
     """Return the batches of a loader of `(x, y)`, or of what `unpack` turns into that; or of inputs X and targets y.
@@ -214,22 +225,28 @@ def read(
         if isinstance(data, DataLoader | Dataset):
             raise TypeError("a loader or Dataset already holds its targets: give it alone, without y")
         # a long fit must not end in an error that a look at the arrays would have given
-        X, y = read_arrays(data, y, inputs, targets)
+        shape = tuple(np.shape(y)[1:])
+        X, y = read_arrays(data, y, inputs, targets, may_miss)
         if n_rows not in (None, len(X)):
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
-        X, y = without_weightless_rows(with_extras(X, **extras), y)
-        if len(X) == 0 and extras.get("sample_weight") is not None:
-            raise ValueError("all rows have weight zero: give at least one a positive sample_weight")
-        source = list(zip(X.split(DEFAULT_BATCH_ROWS), y.split(DEFAULT_BATCH_ROWS), strict=True))
-        return Batches(source, len(X), is_checked=True, targets=y)
+        X = with_extras(X, **extras)
+        X, y = observed(X, y) if may_miss else (X, y)
+        numbered, y = with_rows(X.with_extras(number=torch.arange(len(X))[:, None]), y)
+        kept = numbered.extras.pop("number")[:, 0].numpy()
+        if len(X) and len(kept) == 0:
+            raise ValueError("all rows have weight zero, or no target: give at least one a weight and a target")
+        parts = (each.reshape(-1, *shape) for each in y.split(DEFAULT_BATCH_ROWS))
+        source = list(zip(numbered.split(DEFAULT_BATCH_ROWS), parts, strict=True))
+        return Batches(source, len(kept), is_checked=True, targets=y, kept=kept)
     if isinstance(data, Tensor | np.ndarray | Mapping) or hasattr(data, "__array__"):
         raise TypeError("targets are missing: give X and y, or a loader of (x, y) batches")
     if isinstance(data, LabelledItems):
         if n_rows not in (None, data.n_items):
             raise ValueError(f"n_rows={n_rows} was given, but there are {data.n_items} items")
-        return Batches(data, data.n_items, tuple, read_inputs=inputs, read_targets=targets)
+        return Batches(data, data.n_items, tuple, read_inputs=inputs, read_targets=targets, may_miss=may_miss)
     data = _loader(data)
-    return Batches(data, n_rows or _count_rows(data, unpack), unpack, read_inputs=inputs, read_targets=targets)
+    n_rows = n_rows or _count_rows(data, unpack)
+    return Batches(data, n_rows, unpack, read_inputs=inputs, read_targets=targets, may_miss=may_miss)
 
 
 def _loader(data: Any) -> Iterable[Any]:
@@ -260,70 +277,14 @@ def read_inputs(data: Any, unpack: Unpack | None = None) -> Iterator[tuple[Any, 
 
 
 def read_arrays(
-    x: Any, y: Any, inputs: ReadInputs = Inputs.of, targets: ReadTargets | None = None
+    x: Any, y: Any, inputs: ReadInputs = Inputs.of, targets: ReadTargets | None = None, may_miss: bool = False
 ) -> tuple[Inputs, Tensor]:
     """Return inputs and targets (n, m) that are known to be finite and of the same length."""
     X, Y = inputs(x), (targets or read_targets)(y)
     check_lengths(X, Y)
     X.check_finite()
-    check_finite(Y, "targets")
+    check_finite(Y.nan_to_num(0.0, torch.inf, -torch.inf) if may_miss else Y, "targets", 0, MISSING_ADVICE)
     return X, Y
-
-
-def read_targets(y: Any, what: str = "targets") -> Tensor:  # (n,) or (n, m) -> (n, m) float64
-    tensor = as_tensor(np.asarray(y) if isinstance(y, list) else y, what)
-    tensor = tensor[:, None] if tensor.ndim == 1 else tensor
-    if tensor.ndim != 2 or tensor.shape[1] == 0:
-        raise ValueError(f"{what} must have shape (n,), or (n, m) for m outputs, got {tuple(tensor.shape)}")
-    return tensor.cpu().double()
-
-
-def with_extras(x: Inputs, sample_weight: Any = None, clusters: Any = None, first_row: int = 0) -> Inputs:
-    """Return the rows with their weights and clusters, checked, where these are given."""
-    if sample_weight is not None:
-        w = read_targets(sample_weight, "sample_weight").clone()  # kept with rows that are
-        if len(w) != len(x):
-            raise ValueError(f"sample_weight must have one number per row: {len(w)} weights, {len(x)} rows")
-        check_finite(w, "weights", first_row, "remove such rows, or give them weight 0")
-        partly = (w > 0).any(dim=1) & (w == 0).any(dim=1)
-        extreme = ((w > 0) & ((w < SMALLEST_WEIGHT) | (w > LARGEST_WEIGHT))).any(dim=1)
-        for bad, what in (
-            ((w < 0).any(dim=1), "negative"),
-            (
-                partly,
-                "zero for some outputs, and for others not (fit each output alone, outputs=, to the rows that have it)",
-            ),
-            (extreme, f"not from {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"),
-        ):
-            if bool(bad.any()):
-                row = first_row + int(bad.nonzero()[0])
-                raise ValueError(f"weights must be positive, or zero to leave a row out; in row {row} it is {what}")
-        x = x.with_extras(weight=w)
-    if clusters is not None:
-        labels = np.asarray(clusters)
-        if labels.shape != (len(x),):
-            raise ValueError(f"clusters must have one label per row: shape {labels.shape}, {len(x)} rows")
-        if labels.dtype.kind not in "iubUSO":
-            raise TypeError(f"clusters must be whole numbers or words, got {labels.dtype}")
-        if missing := [i for i, label in enumerate(labels) if label is None or label != label]:
-            raise ValueError(f"clusters have no label in row {first_row + missing[0]}: give each row one")
-        if labels.dtype.kind in "USO":  # the same number for a word in every batch
-            digests = (hashlib.blake2b(str(label).encode(), digest_size=8).digest() for label in labels)
-            labels = np.frombuffer(b"".join(digests), dtype=np.int64)
-        x = x.with_extras(cluster=torch.from_numpy(labels.astype(np.int64))[:, None])
-    return x
-
-
-def without_weightless_rows(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
-    """Return the rows without those of weight zero."""
-    if x.weight is None or bool((kept := (x.weight > 0).all(dim=1)).all()):
-        return x, y
-    return x[kept], y[kept]
-
-
-def check_lengths(x: Inputs, y: Tensor) -> None:
-    if len(x) != len(y):
-        raise ValueError(f"inputs and targets must have the same number of rows: {len(x)} inputs, {len(y)} targets")
 
 
 def _count_rows(data: Iterable[Any], unpack: Unpack | None) -> int | None:
@@ -334,6 +295,24 @@ def _count_rows(data: Iterable[Any], unpack: Unpack | None) -> int | None:
     if isinstance(data, list) and unpack is None:  # other batches will be refused when their turn comes
         return sum(operator.length_hint(each[1]) for each in data if isinstance(each, tuple | list) and len(each) == 2)
     return None
+
+
+def read_targets(y: Any, what: str = "targets") -> Tensor:  # (n,), (n, m) or (n, *shape) -> (n, m) float64
+    tensor = as_tensor(np.asarray(y) if isinstance(y, list) else y, what)
+    if 0 in tensor.shape[1:]:
+        raise ValueError(f"{what} must have shape (n,), or (n, m) for m outputs, got {tuple(tensor.shape)}")
+    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:])).cpu().double()
+
+
+def check_lengths(x: Inputs, y: Tensor) -> None:
+    if len(x) != len(y):
+        raise ValueError(f"inputs and targets must have the same number of rows: {len(x)} inputs, {len(y)} targets")
+
+
+def differ(expected: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
+    """Return whether targets have another shape than they should, dimensions of 1 aside; None is any."""
+    one, other = (tuple(size for size in each if size != 1) for each in (expected or (), shape))
+    return expected is not None and one != other
 
 
 def _join(pairs: list[tuple[Inputs, Tensor]]) -> tuple[Inputs, Tensor]:

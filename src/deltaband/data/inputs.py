@@ -73,6 +73,10 @@ class Inputs:
         """Return the same rows with these extras, besides or instead of those they have."""
         return replace(self, extras={**self.extras, **extras})
 
+    def without(self, name: str) -> Self:
+        """Return the same rows without one of their extras."""
+        return replace(self, extras={each: extra for each, extra in self.extras.items() if each != name})
+
     def without_extras(self) -> Self:
         """Return the same rows without extras."""
         return replace(self, extras={})

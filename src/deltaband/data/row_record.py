@@ -75,7 +75,10 @@ class Moments:
         z = np.full_like(y, np.nan) if z is None else z
         with np.errstate(all="ignore"):  # z may be anything
             products = np.stack([np.ones_like(y), y, f, z, y * y, f * f, z * z, y * f, z * f])
-            return cls((products if weight is None else products * np.asarray(weight)).sum(axis=1))
+            if weight is None:
+                return cls(products.sum(axis=1))
+            w = np.asarray(weight)  # of weight zero nothing counts, not even NaN
+            return cls(np.multiply(products, w, out=np.zeros_like(products), where=w > 0).sum(axis=1))
 
     @property
     def explained(self) -> np.ndarray:  # (m,)

@@ -126,8 +126,9 @@ class ProjectedRows(ExactRows):
 
 
 def _projected(g: GradientBatch, S: Projection) -> Iterator[GradientBatch]:
-    """Yield gSᵀ, no more rows at a time than should be in memory at once."""
-    return (batch.projected(S) for batch in g.split(_rows_at_once(S)))
+    """Yield gSᵀ, no more rows at a time than should be in memory at once; a `ForwardNetwork` has projected already."""
+    done = g.n_parameters == S.dim
+    return (batch if done else batch.projected(S) for batch in g.split(_rows_at_once(S)))
 
 
 def _rows_at_once(S: Projection) -> int:

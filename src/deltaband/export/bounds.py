@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..calibration import Calibration
 from ..calibration.conformal import AllOutputs, ConformalScale, EachOutput, QuantileScale, is_own_level
 from ..calibration.noise import BoostedNoise
+from ..calibration.pooled import PooledOutputs
 from ..calibration.quantiles import AllRows
 from ..errors import ExportError
 from ..fitting.fit import Formula
@@ -54,6 +55,8 @@ class ConformalBounds(nn.Module):
                 "the calibration has a quantile of its own for groups or weights, which rows would have to come with; "
                 "a program takes inputs alone: calibrate without groups=, weights= and target="
             )
+        if isinstance(calibration.conformal, PooledOutputs):
+            raise ExportError("a program has no quantiles for shares of outputs: calibrate with joint=False or True")
         self.joint = calibration.is_joint
         both = [calibration.conformal] + ([] if calibration.guard is None else [calibration.guard])
         self.scales = nn.ModuleList(

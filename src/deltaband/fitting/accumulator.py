@@ -7,7 +7,7 @@ import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from .fit import Fit, Outputs, checked_gradients, with_leverages
 from .probed import probe_error
 from .spec import FitSpec
 from .tasks import Regression
+from .weights import Sums, given_weights, targets_there
 
 PRODUCT_BYTES = 32 * 2**20  # of inner products with all training rows, for the rows evaluated at once
 LEVERAGE_ROWS = 512  # training rows whose leverages new rows are compared with
@@ -67,20 +68,6 @@ class Start:
         return network.with_layers(None if self.by_rows else self.layers).with_probes(self.probes)
 
 
-@storable
-class Sums(NamedTuple):
-    """What is added up over the rows besides the engine's part."""
-
-    n_rows: int
-    losses: np.ndarray  # (m,)
-    counts: np.ndarray  # of what the task counts
-    energy: float  # of the gradients: their squared norms
-    weight: float  # of the rows, as the user gave it
-
-    def plus(self, other: Sums) -> Sums:
-        return Sums(*map(operator.add, self, other))
-
-
 class FitAccumulator:
     """Rows in, a `Fit` out: `take` any number of times, `merge` what others have taken, then `finish`."""
 
@@ -108,7 +95,7 @@ class FitAccumulator:
         room = min(RESIDUAL_BYTES, start.memory - option.nbytes) if spec.task.keeps_residuals else 0
         affordable = min(RESIDUAL_ROWS, int(room // (4 * MAX_FEATURES + 24 * m)))
         self._residuals = RowSample(affordable, seed) if affordable > 0 else None
-        self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts(m, start.n_returned)), 0.0, 0.0)
+        self._sums = Sums(0, np.zeros(m), np.zeros(spec.task.n_counts(m, start.n_returned)), 0.0, 0.0, np.zeros(m))
         self._before: Fit | None = None  # the fit that is continued
         self._completed: tuple[Covariance, Engine] | None = None  # what the engine has ended in, and its settings
         self._seconds = 0.0  # that this process has spent on rows
@@ -116,6 +103,10 @@ class FitAccumulator:
     @property
     def n_rows(self) -> int:
         return self._sums.n_rows
+
+    @property
+    def _observed(self) -> np.ndarray:  # (m,)
+        return self.n_rows - self._sums.missing
 
     def new_like(self) -> FitAccumulator:
         """Return an empty accumulator that can be merged into this one, if the model's weights are still the same."""
@@ -135,7 +126,8 @@ class FitAccumulator:
         if made._residuals is not None:
             made._residuals.resume(fit.residuals, fit.n_rows)
         made._before = fit
-        made._sums = Sums(fit.n_rows, fit.losses, fit.counts, math.inf, fit.total_weight)
+        missing = fit.n_rows - fit.observed
+        made._sums = Sums(fit.n_rows, fit.losses, fit.counts, math.inf, fit.total_weight, missing)
         return made
 
     def state(self, engine: bool = True) -> dict[str, Any]:
@@ -199,7 +191,7 @@ class FitAccumulator:
         self.record.merge(RowRecord.from_state(state["record"]))
         if self._residuals is not None and state["residuals"] is not None:
             self._residuals.merge(RowSample.from_state(state["residuals"]))
-        self._sums = self._sums.plus(state["sums"])
+        self._sums = Sums(*map(operator.add, self._sums, state["sums"]))
 
     def all_reduce(self, total: Total, n_rows: int) -> bool:
         """Add up the engine's part over several processes, if it is a sum; return whether it is."""
@@ -224,7 +216,7 @@ class FitAccumulator:
             def skip(x: Inputs, y: Tensor, first: int) -> None:
                 nonlocal weighted, met
                 assert skipped is not None
-                weighted, met = weighted or x.weight is not None, met + self._given_weight(x)
+                weighted, met = weighted or bool(x.extras), met + self._given_weight(x)
                 skipped(first, pair_hashes(network.prepare(x), y))
                 shown.update(len(x))
 
@@ -235,7 +227,7 @@ class FitAccumulator:
                     raise ArtefactError(
                         f"{taken}, now {met:.6g}: give the same weights, or delete the file to start over"
                     )
-                weighted, given = weighted or x.weight is not None, self._given_weight(x)
+                weighted, given, missing = weighted or bool(x.extras), self._given_weight(x), self._missing(x)
                 x = self.spec.weigh(x, self.start.outputs, self.start.n_returned, first)
                 outputs, energy = [], 0.0
                 for group, (part, g) in zip(network.groups(x), checked_gradients(network, x, first), strict=True):
@@ -245,7 +237,8 @@ class FitAccumulator:
                 self.record.update(network.prepare(x), targets)
                 y, start = torch.cat(outputs, dim=1), self.start
                 losses, counts = self.spec.task.losses(start.outputs, y, targets, start.n_returned, x.weight)
-                self._sums = self._sums.plus(Sums(len(x), losses.sum(dim=0).numpy(), counts, energy, given))
+                new = Sums(len(x), losses.sum(dim=0).numpy(), counts, energy, given, missing)
+                self._sums = Sums(*map(operator.add, self._sums, new))
                 self._keep_residuals(x, y, targets)
                 shown.update(len(x))
                 if checkpoint is not None and (len(buffer) == 0 or self._inputs is not None):
@@ -256,16 +249,20 @@ class FitAccumulator:
         if not np.isfinite(self._sums.losses).all():
             raise ValueError("the squares of the residuals are too large for numbers: scale the targets")
         came = self.n_rows - before
-        # rows of weight zero are left out
+        # rows of weight zero, and those without any target, are left out
         if batches.n_rows is not None and came != batches.n_rows and (came > batches.n_rows or not weighted):
             raise ValueError(f"{batches.n_rows} rows were announced but {came} came: give n_rows={came}")
 
     def _given_weight(self, x: Inputs) -> float:
         """Return the sum of the weights that the user gave these rows, their mean over the outputs."""
-        w, start = x.weight, self.start
-        if w is not None and w.shape[1] > 1:
-            w = self.spec.task.select_weights(start.outputs, w, start.n_returned)
+        start = self.start
+        w = given_weights(self.spec.task, x, start.outputs, start.n_returned) if x.extras else None
         return float(len(x) if w is None else w.mean(dim=1).sum())
+
+    def _missing(self, x: Inputs) -> np.ndarray:  # (m,)
+        start = self.start
+        there = targets_there(self.spec.task, x, start.outputs, start.n_returned) if x.extras else None
+        return np.zeros(start.n_outputs) if there is None else (1 - there).sum(dim=0).numpy()
 
     def _keep_residuals(self, x: Inputs, y: Tensor, targets: Tensor) -> None:
         start, task = self.start, self.spec.task
@@ -299,8 +296,11 @@ class FitAccumulator:
             raise EmptyDataError(EMPTY_DATA_MESSAGE)
         if self._sums.energy == 0.0:
             raise NoGradientError(DEPENDS_ON_NOTHING + self.spec.task.no_gradient_hint)
+        if (never := n_rows - self._sums.missing == 0).any():
+            raise ValueError(f"output {start.outputs[never.argmax()]} has no target in any row: leave it out, outputs=")
         settings = self.engine.sized_engine(2 * n_rows * start.gradients_per_row)
-        chosen = damping.resolved(damping.at(n_rows, start.n_returned, self._sums.weight), self._sums.energy)
+        known = damping.at(n_rows, start.n_returned, self._sums.weight, self._observed.mean())
+        chosen = damping.resolved(known, self._sums.energy)
         with plain_autograd(self.network.device):
             self._completed = self.engine.finish(chosen), settings
         return self._completed
@@ -331,6 +331,7 @@ class FitAccumulator:
             probes=start.probes,
             probe_error=None if self._before is None else self._before.probe_error,
             total_weight=self._sums.weight,
+            n_targets=self._observed if self._sums.missing.any() else None,
             exact_cost=start.exact_cost,
             uncertified=tuple(sorted(network.model_copy.uncertified)),
             sample=rows,

@@ -165,7 +165,7 @@ def report(
     true_q = _corrected(q, q_sketched, q_exact, n / n_rows)
     # of more rows p* is larger, but not more than in proportion
     true_p_star = min(float(_corrected(p_star, sketched, exact, 1.0)), exact * n_rows / n)
-    freedom, true_freedom = fit.degrees_of_freedom, fit.n_rows - true_p_star * fit.shares
+    freedom, true_freedom = fit.degrees_of_freedom, fit.observed - true_p_star * fit.shares
     if fit.probes is not None:
         freedom, true_freedom = freedom[:1], true_freedom[:1]  # the same for all outputs
     if not noise:

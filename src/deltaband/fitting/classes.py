@@ -30,6 +30,7 @@ class Classification:
     per_output: bool = False
 
     keeps_residuals: ClassVar[bool] = False
+    may_miss: ClassVar[bool] = False
     has_noise: ClassVar[bool] = False
     no_gradient_hint: ClassVar[str] = "; or all probabilities are 0 and 1 to the last digit, and F is zero"
     scaler: ClassVar[Any] = None

@@ -167,7 +167,7 @@ def inspect_first_rows(spec: FitSpec, batches: Batches) -> tuple[FitSpec, list[O
     """Check the first rows, and return what is settled, what each fit is for, and the data as if nothing were read."""
     first, batches = batches.peek()
     spec = spec.settled(first.x)
-    outputs = spec.model_outputs(first.x)
+    outputs, batches = spec.model_outputs(first.x), replace(batches, row_shape=spec.network().shape(first.x))
     spec.task.check_first_rows(outputs, first.y)
     if batches.targets is not None:  # a long pass must not end in an error that the arrays could have given
         spec.task.check_targets(batches.targets, outputs.shape[1])

@@ -22,7 +22,7 @@ from ..network.gradient_batch import PRODUCT_ROWS, GradientBatch, RowBuffer
 from ..network.layers.hooks import Layers
 from ..network.network import Network, plain_autograd
 from ..network.probes import PROBE_ERROR, ProbeError, Probes
-from ..results import Side
+from ..results import Side, two_bounds
 from ..storage.encoding import storable
 
 FAR_QUANTILE = 0.95  # of leverages of training rows: new rows above it are far from them
@@ -58,7 +58,10 @@ class Fit:
     shape: tuple[int, ...] = ()  # that of what it returns for a row, where it is known
     probes: Probes | None = None  # the combinations of outputs that J is of, where it is not of the outputs
     probe_error: ProbeError | None = None  # where there are some, and λ is known
-    total_weight: float = 0.0  # of the rows; n_rows where they have none
+    total_weight: float = (
+        0.0  # of the rows, the mean over outputs; n_rows where they have none and no target is missing
+    )
+    n_targets: np.ndarray | None = None  # (m,) how many rows have a target, where some are missing
     shares: np.ndarray = field(default_factory=lambda: np.ones(1))  # (m,) the share of p* of each output
     leverages: np.ndarray = field(default_factory=lambda: np.zeros((0, 1)))  # (rows, m) if exact, without weights
     far: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (m,) the leverage from which on a new row is far
@@ -95,13 +98,17 @@ class Fit:
         return len(self.losses)
 
     @property
+    def observed(self) -> np.ndarray:  # (m,), how many rows have a target
+        return np.full(self.n_outputs, float(self.n_rows)) if self.n_targets is None else self.n_targets
+
+    @property
     def gradients_per_row(self) -> int:
         """How many rows of J there are for each training row."""
         return self.n_outputs if self.probes is None else self.probes.count
 
     @property
     def degrees_of_freedom(self) -> np.ndarray:  # (m,)
-        return self.n_rows - self.effective_parameters * self.shares
+        return self.observed - self.effective_parameters * self.shares
 
     @property
     def noise_std(self) -> np.ndarray:  # (m,)
@@ -163,12 +170,6 @@ class Fit:
             return self.covariance.spectrum()
         except (ArithmeticError, MemoryError, np.linalg.LinAlgError, ValueError):  # showing a band must not fail
             return None
-
-
-def two_bounds(bound: np.ndarray, side: Side) -> Bounds:
-    """Return −bound and bound; for one side the other bound is infinite."""
-    infinite = np.full_like(bound, np.inf)
-    return -infinite if side == "upper" else -bound, infinite if side == "lower" else bound
 
 
 def evaluate_rows(

@@ -91,7 +91,7 @@ def with_sandwich(spec: FitSpec, fit: Fit, network: Network, batches: Batches, p
         raise ValueError("all rows are in one cluster, whose residuals sum up to about nothing: give at least two")
     if len(clusters):
         gram = add_gram(gram, clusters.sums)
-    sandwich = Sandwich.of(kind, covariance, gram, n_rows * m, len(clusters) or None)
+    sandwich = Sandwich.of(kind, covariance, gram, int(fit.observed.sum()), len(clusters) or None)
     return replace(fit, covariance=covariance, sandwich=sandwich)
 
 

@@ -18,10 +18,11 @@ from ..engines import Engine
 from ..errors import warn
 from ..machine import free_memory
 from ..network.checks import last_layer
+from ..network.forward import forward
 from ..network.model_copy import ModelCopyCache, ParameterChoice, layer_of, select_parameters, unwrap
 from ..network.network import Head, Network, plain_autograd
 from ..network.precision import Precision
-from ..network.probes import Probes
+from ..network.probes import EXACT_OUTPUTS, Probes
 from ..network.returned import Pick, positive_variances
 from ..storage.encoding import describe_setting
 from ..transforms import InputTransform
@@ -29,6 +30,7 @@ from ..validation import check_bool, check_callable, check_choice, check_int, ch
 from . import sanity
 from .fit import Fit, KnownRows, Method, Reference, RowFunction, check_outputs, evaluate_rows
 from .tasks import Task
+from .weights import given_weights
 
 CROSSED = "the quantiles of {} of {} rows are in the wrong order: they are sorted; look at the network's training"
 NOT_COMPARED = ("memory", "time", "batch", "collate")  # which change no result of the same rows
@@ -90,9 +92,11 @@ class FitSpec:
     def network(self, head: Head | None = None, fit: Fit | None = None) -> Network:
         """Return the network with this head and the layers that a fit's covariance asks for; to keep it, copy it."""
         layers = None if fit is None else fit.asked_layers
-        return Network(
-            self.networks.get(self.model, self.parameters, self._picks[0], self.precision), layers, head=head
-        )
+        known = self.networks.get(self.model, self.parameters, self._picks[0], self.precision)
+        network = Network(known, layers, head=head)
+        if fit is None or fit.n_outputs <= EXACT_OUTPUTS:
+            return network
+        return forward(network, getattr(fit.covariance, "S", None), fit.n_outputs)
 
     @property
     def takes_last_layer(self) -> bool:
@@ -127,9 +131,7 @@ class FitSpec:
 
     def weigh(self, x: Inputs, outputs: tuple[int, ...], n_returned: int, first: int = 0) -> Inputs:
         """Return training rows with the weights that gradients and residuals of some outputs have in a fit, w/σ²(x)."""
-        weight = x.weight
-        if weight is not None and weight.shape[1] > 1:
-            weight = self.task.select_weights(outputs, weight, n_returned)
+        weight = given_weights(self.task, x, outputs, n_returned) if x.extras else None
         if weight is not None:
             x = x.with_extras(weight=weight, given=weight)
         if self.task.variance is not None:
@@ -196,7 +198,7 @@ class FitSpec:
             self.task.check_raw_targets(y)
         elif self.collate is not None:
             data = LabelledItems(data, self.collate)
-        return read(data, y, n_rows, self.batch, self.inputs, self.task.read_targets, **extras)
+        return read(data, y, n_rows, self.batch, self.inputs, self.task.read_targets, self.task.may_miss, **extras)
 
     def takes_loader(self, x: Any) -> bool:
         """Return whether rows come in batches: of a loader, not as the items that `collate` takes."""

@@ -39,6 +39,7 @@ class Regression:
     variance: str | Pick | None = None  # how the network returns a variance of its own, if it does
     quantiles: tuple[float, ...] | None = None  # the levels of a network that returns (lower, middle, upper)
     robust: str | None = None  # the kind of a robust covariance, "HC0" to "HC3"
+    missing: str | None = None  # "ignore": targets that are NaN are none
 
     has_noise: ClassVar[bool] = True  # whether an interval is for an observation, of width √(1 + q), or for a score, √q
     no_gradient_hint: ClassVar[str] = ""  # why else all gradients may be zero
@@ -54,6 +55,7 @@ class Regression:
         variance: Any,
         quantiles: Any,
         robust: Any,
+        missing: Any,
     ) -> Self:
         """Return the task for the arguments of an estimator, checked."""
         chosen = None
@@ -90,8 +92,15 @@ class Regression:
             check_choice(robust, "robust", ("HC0", "HC1", "HC2", "HC3"))
             if quantiles is not None:
                 raise ValueError("robust= is for squared losses, not for quantiles: leave it out")
+        if missing is not None:
+            check_choice(missing, "missing", ("ignore",))
         single, keeps_residuals = isinstance(outputs, int | np.integer), noise == "auto" and quantiles is None
-        return cls(chosen, single, per_output, units, targets, keeps_residuals, variance, quantiles, robust)
+        return cls(chosen, single, per_output, units, targets, keeps_residuals, variance, quantiles, robust, missing)
+
+    @property
+    def may_miss(self) -> bool:
+        """Whether NaN among targets means that there is none."""
+        return self.missing is not None
 
     @property
     def scaler(self) -> Any:
@@ -294,7 +303,8 @@ class Regression:
             if fit.covariance.damping is None:
                 continue
             nu = float(fit.degrees_of_freedom.min())  # of the output that has fewest
-            n, p_star = fit.n_rows, fit.n_rows - nu
+            n = int(fit.observed[fit.degrees_of_freedom.argmin()])
+            p_star = n - nu
             if nu <= 0:
                 text = f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
                 messages.append(FormulaMessage(text))
@@ -314,7 +324,7 @@ class Regression:
         outputs = self.outputs
         options: dict[str, Any] = {"outputs": outputs[0] if outputs is not None and self.single else outputs}
         options["noise"] = "auto" if self.keeps_residuals else "none"
-        options |= {"quantiles": self.quantiles, "robust": self.robust} | (
+        options |= {"quantiles": self.quantiles, "robust": self.robust, "missing": self.missing} | (
             {"variance": self.variance} if isinstance(self.variance, str) else {}
         )
         options |= {"targets": self.targets}

@@ -122,7 +122,7 @@ def read(y: Any, intervals: Intervals) -> tuple[np.ndarray, ...]:
         raise ValueError(f"targets and intervals must have the same number of rows: {n} targets, {len(mean)} intervals")
     outputs = () if m == 1 and lower.ndim <= 2 else mean.shape[1:]
     shape = lower.shape[1:]
-    means_match = mean.size == n * m and mean.ndim <= 2
+    means_match = mean.size == n * m
     bounds_match = shape[: len(outputs)] == outputs and len(shape) <= len(outputs) + 1 and lower.shape == upper.shape
     if not (means_match and bounds_match):
         shapes = f"targets {tuple(y.shape)}, mean {mean.shape}, lower {lower.shape}, upper {upper.shape}"

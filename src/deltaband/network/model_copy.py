@@ -136,20 +136,20 @@ class ModelCopy:
                 parts = "write it as its real and imaginary parts, or leave it out with parameters="
                 hint = parts if w.is_complex() else "give precision='float32', for a float32 copy of the whole model"
                 raise TypeError(f"parameter {name!r} is {w.dtype}, expected float32 or float64: {hint}")
-        if not (tensors := self.parameters.values()):
+        tensors = list(self.parameters.values())
+        if not sum(w.numel() for w in tensors):
             raise ValueError("the model has no trainable parameters: set requires_grad=True on those that were trained")
-        if not any(w.numel() for w in tensors):
-            raise ValueError("the model's trainable parameters have no elements")
         if any(w.device.type == "meta" for w in tensors):
             raise TypeError("the model is on the meta device and has no weights: load them first")
         self.layer_names = frozenset(_layers(model))
-        self.accepted: dict[tuple[Any, ...], AcceptedInputs] = {}  # by the kind of inputs
+        self.accepted: dict[Any, AcceptedInputs] = {}  # by the kind of inputs
+        self.by_forward: dict[Any, bool] = {}
         self.rng = np.random.default_rng(0)  # of the factors by which batches are certified
         self.uncertified: set[str] = set()  # parameters of which some batch has needed rows of plain autograd
-        self.n_parameters = sum(w.numel() for w in tensors)
-        self.device, self.dtype = next(iter(tensors)).device, reduce(torch.promote_types, (w.dtype for w in tensors))
-        dtypes = {w.dtype for w in self.module.parameters() if w.is_floating_point()}
-        self.input_dtype = self.dtype if len(dtypes) == 1 else None  # a frozen half may have another
+        dtypes, self.device = [w.dtype for w in self.trainable.values()], next(iter(self.trainable.values())).device
+        self.n_parameters, self.dtype = sum(w.numel() for w in tensors), reduce(torch.promote_types, dtypes)
+        kinds = {w.dtype for w in self.module.parameters() if w.is_floating_point()}
+        self.input_dtype = self.dtype if len(kinds) == 1 else None  # a frozen half may have another
 
     def __call__(self, x: Inputs, parameters: dict[str, Tensor] | None = None) -> Any:
         """Return the output for some rows, with the module's own parameters or others."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import torch
 
-from ..calibration import AllOutputs, Calibration
+from ..calibration import AllOutputs, Calibration, PooledOutputs
 from ..data.batches import read_targets
 from ..data.inputs import Inputs
 from ..data.row_record import pair_hashes
@@ -57,6 +57,11 @@ class DeltaScale:
         fits = band.fits_
         if band.calibration_ is None:
             raise ValueError("scores of held-out rows are needed to start from: call calibrate(x, y) first")
+        if isinstance(band.calibration_.conformal, PooledOutputs) or band.calibration_.misses:
+            raise ValueError(
+                "rows in time are followed output by output, or all at once: calibrate with joint=False or True, and "
+                "on rows without missing targets"
+            )
         return cls(band.spec, band.spec.task, fits, band.calibration_)  # type: ignore[arg-type]
 
     @property

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +69,22 @@ class Projection:
             first = column
         sums += [self._convolved(factored)] if factored else []
         return functools.reduce(torch.add, sums + formed.projected())
+
+    def row_blocks(self, weights: Sequence[Tensor], size: int, like: Tensor) -> Iterator[Tensor]:  # each (≤ size, p)
+        """Yield the rows of S, so many at a time, for parameters that are these weights, in this order."""
+        first, found = 0, []
+        for w in weights:
+            rows, columns = (len(w), w[0].numel()) if w.ndim > 1 else (w.numel(), 1)
+            at, values = Weight(self, first, rows, columns).entries(0, rows * columns, like)
+            found.append(
+                (at.reshape(-1), torch.arange(rows * columns).add_(first).to(at).repeat(len(at)), values.reshape(-1))
+            )
+            first += rows * columns
+        at, column, values = (torch.cat(each) for each in zip(*found, strict=True))
+        for start in range(0, self.dim, size):
+            here = (at >= start) & (at < start + size)
+            block = like.new_zeros(min(size, self.dim - start), self.n_parameters)
+            yield block.index_put_((at[here] - start, column[here]), values[here], accumulate=True)
 
     def _convolved(self, factored: Sequence[tuple[Weight, OuterProducts]]) -> Tensor:  # (b, r)
         """Return the sum over weights of S(Σₜ δₜ ⊗ xₜ), some rows at a time: they stay in the cache."""
