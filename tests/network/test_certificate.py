@@ -163,6 +163,63 @@ def test_statistics_of_the_batch_are_noticed_in_every_batch(kind, by):
             network.gradients(X)
 
 
+class MarkedTogether(nn.Module):
+    """Marked rows are compared with the mean of these, which no gradient goes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h, marked = torch.tanh(self.body(x.flatten(1))), x[:, 0, 0] > 9
+        if marked.any():
+            h = torch.where(marked[:, None], h - h[marked].mean(dim=0).detach(), h)
+        return self.head(h)
+
+
+def again_and_again(network, x, times):
+    for _ in range(times):
+        network.gradients(x)
+
+
+def test_what_only_a_few_rows_have_in_common_is_found_out():
+    torch.manual_seed(0)
+    X = torch.randn(480, 6, 2, dtype=torch.float64)
+    X[torch.randperm(480)[:5], 0, 0] = 10.0
+    network = probed(Network(MarkedTogether().double()), X[:8])
+    with pytest.raises(ValueError, match=r"depends on the other rows of the batch \(.* among a few"):
+        again_and_again(network, X, 20)
+
+
+def test_random_numbers_that_change_few_outputs_are_found_out():
+    class RareDropout(Reversed):
+        rate = 0.0
+
+        def forward(self, x):
+            return self.head(nn.functional.dropout(torch.tanh(self.body(x.flatten(1))), self.rate))
+
+    torch.manual_seed(0)
+    X = sequences()[0]
+    network = probed(Network(RareDropout().double()), X[:8])
+    network.eval_copy.rate = 1e-3  # of 40 numbers a row: in four rows of a hundred
+    for rows, times in ((X, 5), (X[:1], 200)):
+        with pytest.raises(ValueError, match="changes from call to call"):
+            again_and_again(network, rows, times)
+
+
+def test_gradients_that_are_clipped_on_their_way_are_told():
+    class Clipped(Reversed):
+        def forward(self, x):
+            h = torch.tanh(self.body(x.flatten(1)))
+            if h.requires_grad:
+                h.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+            return self.head(h)
+
+    X, y = sequences()
+    with pytest.raises(ValueError, match="clips or scales gradients"):
+        PredictionIntervals(Clipped().double(), damping=1.0, engine=Exact()).fit(X, y, progress=False)
+
+
 def test_a_layer_that_was_not_certified_once_has_rows_of_its_own_from_then_on(monkeypatch):
     torch.manual_seed(0)
     X, network = sequences()[0], probed(Network(Reversed().double()), sequences()[0][:8])

@@ -421,6 +421,8 @@ def test_models_that_cannot_be_used_are_refused():
         Network(nn.Linear(0, 0))
     with pytest.raises(TypeError, match="TorchScript"):
         Network(torch.jit.trace(mlp(), torch.randn(2, 3, dtype=torch.float64)))
+    with pytest.raises(TypeError, match="TorchScript"):  # a part of it
+        Network(nn.Sequential(torch.jit.trace(mlp(), torch.randn(2, 3, dtype=torch.float64)), nn.Linear(1, 1)))
     uncopyable = mlp()
     uncopyable.lock = threading.Lock()
     with pytest.raises(TypeError, match="could not be copied"):

@@ -151,7 +151,10 @@ def test_below_the_lowest_chosen_layer_there_is_one_forward_pass_and_no_graph(he
     network = probed(Network(ModelCopy(model, ["1.*"])), rows(n))
     seen.clear()
     network.gradients(rows(n))
-    assert seen == [(n, False), (1, False)]  # all rows, and one of them alone
+    assert len(seen) == 2  # all rows, and some of them without the others
+    assert seen[0] == (n, False)
+    assert seen[1][0] <= n // 2
+    assert not seen[1][1]
     PredictionIntervals(model, damping=DAMPING, engine=Exact()).fit([(rows(n), torch.randn(n))], progress=False)
     assert any(requires_grad for _, requires_grad in seen)
     assert Counted.backwards > 0

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
@@ -24,7 +24,7 @@ from ..data.inputs import Inputs
 from ..errors import ExportError
 from ..network.layers import hooks
 from ..network.layers.factors import DenseRows, OuterProducts, Part, stacked
-from ..network.layers.hooks import Layers
+from ..network.layers.hooks import Layers, called_with
 from ..network.layers.recurrent import unrolled
 from ..network.network import Head, Network, reduced
 from ..network.returned import Pick
@@ -110,7 +110,7 @@ def trace(
             for name, tensor in zip(named, state, strict=True)
         }
         with torch.enable_grad():
-            found = functional_call(whole, given, (x,))
+            found = called_with(whole, given, (x,))
         return [tensor.detach() for tensor in found]
 
     sizes = {size for tensor in x.tensors for size in tensor.shape[1:]}
@@ -218,7 +218,7 @@ class _Whole(nn.Module):
 
         def of_row(varied: dict[str, Tensor], *row: Tensor, o: int) -> Tensor:
             call = _Call(self, [part.unsqueeze(0) for part in row])
-            return functional_call(call, {f"whole.module.{name}": w for name, w in varied.items()}, ())[0, o]
+            return called_with(call, {f"whole.module.{name}": w for name, w in varied.items()}, ())[0, o]
 
         found = []
         for o in range(m):

@@ -17,8 +17,8 @@ from ..data.items import Collate, LabelledItems, OpaqueBatch, rows_of
 from ..engines import Engine
 from ..errors import warn
 from ..machine import free_memory
-from ..network.checks import last_layer
 from ..network.forward import forward
+from ..network.last import last_layer
 from ..network.model_copy import ModelCopyCache, ParameterChoice, layer_of, select_parameters, unwrap
 from ..network.network import Head, Network, plain_autograd
 from ..network.precision import Precision

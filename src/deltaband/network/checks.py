@@ -22,10 +22,11 @@ from .layers import hooks
 from .layers.factors import DenseRows, OuterProducts, Part, cheapest
 from .layers.hooks import SHARED, Evaluate, Layers, Places, is_known, names_of
 from .layers.segments import SEGMENTS
-from .model_copy import ModelCopy, layer_of
+from .model_copy import ModelCopy
 
 COMPARED_COLUMNS = 2**20  # at a time
 CERTIFIED_TO = {torch.float32: 1e-4, torch.float64: 1e-9}  # relative; more is not rounding
+CERTIFIED_ALONE = 1e-4  # of rows that were computed alone, parts of which the network may compute in float32
 CERTIFIED_DIRECTIONS = 4  # in which sums of gradients are compared
 
 
@@ -103,35 +104,9 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
             "another thread trains it; neither is supported"
         )
     if b > 1:
-        check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), b - 1)
+        check_independent(lambda x: evaluate(x).reshape(len(x), -1), x, y.detach().reshape(b, -1), slice(b - 1, b))
     shape = tuple(y.shape[1:]) if y.ndim > 1 else (1,)
     return AcceptedInputs(shape, (x.nbytes + 2 * max(remembered, returned)) // b, b > 1)
-
-
-def last_layer(model: ModelCopy, x: Inputs) -> str | None:
-    """Return the name of the layer that runs last of those whose weights the output depends on; None if there is none.
-
-    What a layer returns would not do: forces depend on the weights of a layer that returns the energy, not on that.
-    """
-    ran: list[str] = []
-    own = {name: w for name, w in model.module.named_parameters() if w.is_floating_point()}
-    weights = {name: w.detach().requires_grad_() for name, w in own.items()}
-
-    def watch(name: str, *_: Any) -> None:
-        ran.append(name)
-
-    with ExitStack() as stack:
-        for name, module in model.module.named_modules():
-            if name in model.layer_names:
-                stack.callback(module.register_forward_hook(partial(watch, name)).remove)
-        y = model(model.prepare(x[:2]), weights)
-    if not isinstance(y, Tensor) or not y.requires_grad:
-        return None
-    gradients = torch.autograd.grad(y.sum(), list(weights.values()), allow_unused=True)
-    taken = {id(w) for w, gradient in zip(own.values(), gradients, strict=True) if gradient is not None}
-    every = model.module.named_parameters(remove_duplicate=False)  # a tied one belongs to several layers
-    used = {layer_of(name) for name, w in every if id(w) in taken}
-    return next((name for name in reversed(ran) if name in used), None)
 
 
 def _check_output(y: Any, b: int) -> None:
@@ -157,20 +132,43 @@ def changed_shape(now: int, before: int) -> ChangedShapeError:
     )
 
 
-def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, *which: int) -> None:
-    """Raise unless some rows have the same outputs alone as in y (b, m), among all of these rows, and every time."""
-    for row in which:
+def some_rows(b: int, rng: np.random.Generator) -> slice | np.ndarray:
+    """Choose which of b rows to evaluate without the others: from one to half of them, of any order of magnitude.
+
+    One alone misses what only a few rows have in common; many at once what none has alone.
+    """
+    count = int((b // 2 + 1) ** rng.random())
+    if count > 1:
+        return rng.choice(b, count, replace=False)
+    return slice(row := int(rng.integers(b)), row + 1)
+
+
+def check_batch(
+    evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, alone: Tensor | None, rng: np.random.Generator
+) -> None:
+    """Raise if rows have other outputs alone than in y (b, m); where those alone are unknown, evaluate some rows."""
+    if alone is None:
+        check_independent(evaluate, x, y, some_rows(len(x), rng))
+    elif not close(y, alone):
+        worst = int((y - alone).abs().amax(dim=1).argmax())
+        check_independent(evaluate, x, y, slice(worst, worst + 1))
+
+
+def check_independent(evaluate: Callable[[Inputs], Tensor], x: Inputs, y: Tensor, *which: slice | np.ndarray) -> None:
+    """Raise unless some rows have the same outputs without the others as in y (b, m), and every time."""
+    for rows in which:
         try:
-            alone = evaluate(x[row : row + 1])[0].detach()
+            alone = evaluate(x[rows]).detach()
         except Exception as error:
             raise ValueError(f"the network could not be evaluated on a single row (a batch norm?): {error}") from error
-        if close(y[row], alone):
+        if close(together := y[rows], alone):
             continue
         check_repeatable(evaluate(x).detach(), y)
-        i = int((y[row] - alone).abs().nan_to_num(torch.inf).argmax())
+        i = int((together - alone).abs().nan_to_num(torch.inf).argmax())
         raise ValueError(
-            f"the network's output for a row depends on the other rows of the batch ({alone[i]:.4g} alone, "
-            f"{y[row, i]:.4g} among them), as with batch statistics, or {x.mixed_by}"
+            f"the network's output for a row depends on the other rows of the batch ({alone.flatten()[i]:.4g} "
+            f"{'alone' if len(alone) == 1 else 'among a few'}, {together.flatten()[i]:.4g} among them), as with batch "
+            f"statistics, or {x.mixed_by}"
         )
 
 
@@ -302,7 +300,8 @@ def not_certified(name: str, model: ModelCopy) -> ValueError:
     if coarse:
         return ValueError(f"{why}{coarse[0]!r}, which they pass through, rounds them; give precision='float32'")
     return ValueError(
-        f"{why}outputs depend on the other rows of the batch. Leave the parameter out, parameters=, or change the model"
+        f"{why}outputs depend on the other rows of the batch, or a hook or a backward pass of your own clips or scales "
+        "gradients. Leave the parameter out, parameters=, or change the model"
     )
 
 
@@ -328,20 +327,21 @@ class Certificate(NamedTuple):
         directions = torch.from_numpy(rng.standard_normal((CERTIFIED_DIRECTIONS, longest))).to(y)
         return cls(factors, directions, dict(zip(weights, found, strict=True)))
 
-    def holds(self, names: Sequence[str], parts: Sequence[Part]) -> bool:
-        """Return whether the gradients with respect to some parameters, one part per output, have this sum."""
+    def holds(self, names: Sequence[str], parts: Sequence[Part], tolerance: float | None = None) -> bool:
+        """Return whether the gradients with respect to some parameters, one part per output, have this sum, up to
+        rounding in their own precision, or to a tolerance."""
         if len(parts) > 1 and len({type(part) for part in parts}) > 1:  # an output may not depend on a layer
             parts = [DenseRows(part.rows()) for part in parts]
         found = self._total(parts, self.factors)
         expected = parts[0].image([self.gradients[name] for name in names], self.directions)
         compared = torch.stack([found, expected, found - expected]).flatten(1)
         *sizes, difference = torch.linalg.vector_norm(compared, dim=1).tolist()
-        largest = max(sizes)
-        if difference <= CERTIFIED_TO[found.dtype] * largest or not math.isfinite(largest):  # a row will be named
+        largest, tolerance = max(sizes), tolerance or CERTIFIED_TO[found.dtype]
+        if difference <= tolerance * largest or not math.isfinite(largest):  # a row will be named
             return True
         # rows that are alike cancel by their factors, and the rounding of each is left: next to nothing of all
         alike = torch.linalg.vector_norm(self._total(parts, self.factors.abs())).item()
-        return difference <= CERTIFIED_TO[found.dtype] / 10 * alike
+        return difference <= tolerance / 10 * alike
 
     def _total(self, parts: Sequence[Part], factors: Tensor) -> Tensor:
         totals = (part.total(column, self.directions) for part, column in zip(parts, factors.T, strict=True))

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..data.inputs import Inputs
 from .choice import matching
+from .layers.hooks import called_with
 from .layers.tables import make_plain
 from .precision import Precision, make_precise, without_autocast
 
@@ -48,8 +48,6 @@ def unwrap(model: nn.Module) -> nn.Module:
     """Return the module that torch.compile and DataParallel were given."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("a TorchScript module cannot be differentiated row by row: pass the original nn.Module")
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module  # type: ignore[assignment]
     return model
@@ -98,11 +96,13 @@ def eval_copy(model: nn.Module, selected: Container[str] | None = None, own_weig
         shared[id(w)] = nn.Parameter(own, w.requires_grad and (selected is None or name in selected))
     shared |= {id(buffer): buffer.clone() for buffer in model.buffers() if buffer.is_inference()}
     for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError("a TorchScript module cannot be differentiated row by row: pass the original nn.Module")
         for key, value in vars(module).items():
-            # old-style weight_norm keeps a computed weight, which cannot be copied; arrays are data, not state
-            data = isinstance(value, np.ndarray) and not own_weights
-            if data or key in OUTSIDE or (isinstance(value, Tensor) and not value.is_leaf):
-                shared[id(value)] = value
+            data = isinstance(value, np.ndarray) and not own_weights  # not state
+            for each in value if isinstance(value, list) else [value]:  # what norms of weights compute has no copy
+                if data or key in OUTSIDE or (isinstance(each, Tensor) and not each.is_leaf):
+                    shared[id(each)] = each
     try:
         copied = copy.deepcopy(model, shared)
     except Exception as error:
@@ -155,7 +155,7 @@ class ModelCopy:
         """Return the output for some rows, with the module's own parameters or others."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            y = functional_call(self.module, parameters, args, kwargs) if parameters else self.module(*args, **kwargs)
+            y = called_with(self.module, parameters, args, kwargs) if parameters else self.module(*args, **kwargs)
             return y if self.output is None else self.output(y)
 
         with nullcontext() if self.precision is None else without_autocast():

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from ..data.inputs import Inputs
 from . import checks, per_row
-from .checks import AcceptedInputs, Certificate
+from .checks import CERTIFIED_ALONE, AcceptedInputs, Certificate
 from .gradient_batch import CHUNK_BYTES, CHUNK_ROWS_AT_LEAST, GradientBatch, StoredBlock, shaped
+from .last import last_given
 from .layers import hooks
 from .layers.factors import DenseRows, Part
 from .layers.hooks import Layers
@@ -42,6 +43,11 @@ def plain_autograd(device: torch.device) -> Iterator[None]:
     autocast = torch.autocast(device.type, enabled=False) if castable else nullcontext()
     with torch.inference_mode(False), torch.enable_grad(), autocast:
         yield
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return the state of the generator that a network draws from unless it has one of its own."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 class Probe(NamedTuple):
@@ -187,7 +193,7 @@ class Network:
                 y = self._fresh(x, self.parameters)
                 layers, again = checks.probe_layers(self.eval_copy, lambda: self._fresh(x), len(x), not x.tensors)
                 checks.check_repeatable(y.detach(), again)
-                checks.check_independent(self._fresh, x, y.detach(), 0, len(x) - 1)
+                checks.check_independent(self._fresh, x, y.detach(), slice(0, 1), slice(len(x) - 1, len(x)))
             except RuntimeError as error:
                 raise TypeError(f"the network could not be differentiated: {error}") from error
             # with constant parameters y can have gradients with respect to others only, or to its inputs: a network
@@ -245,10 +251,11 @@ class Network:
         layers, copy, several = self.layers, self.model_copy, len(x) > 1  # of a single row nothing can be exchanged
         found: list[list[Part] | None] = []
         together = alone = certificate = None
+        drawn = random_state(self.device)
         if layers is not None:
             left_out = copy.uncertified if several else ()
-            evaluate = partial(self._of_group, x, group)
-            together, found = hooks.parts(self.eval_copy, layers, evaluate, len(x), left_out, keep_graph=several)
+            outputs_of = partial(self._of_group, x, group)
+            together, found = hooks.parts(self.eval_copy, layers, outputs_of, len(x), left_out, keep_graph=several)
         elif several and not by_loop:
             together = self._of_group(x, group)
         if several and together is not None and together.requires_grad:
@@ -258,19 +265,15 @@ class Network:
             slow = by_loop or not (layers is None or layers.vmap) or copy.uncertified.issuperset(names)
             alone, rows = (per_row.looped if slow else per_row.vmapped)(self, names, x, group)
             found.append(list(map(DenseRows, rows)))
+        evaluate = partial(self._of_group, group=group)
         if several and together is not None:
-            self._check_independent(x, group, together.detach(), alone)
+            checks.check_batch(evaluate, x, together.detach(), alone, copy.rng)
         outputs = alone if together is None else together.detach()
         assert outputs is not None
+        if not torch.equal(drawn, random_state(self.device)):
+            checks.check_repeatable(evaluate(x).detach(), outputs)
         parts = self._certified(found, certificate, x, group)
         return outputs, GradientBatch(tuple(map(StoredBlock, map(list, zip(*parts, strict=True)))))
-
-    def _check_independent(self, x: Inputs, group: slice, together: Tensor, alone: Tensor | None) -> None:
-        """Raise if rows have other outputs alone than together; where those alone are unknown, evaluate one row."""
-        if alone is not None and checks.close(together, alone):
-            return
-        row = self.model_copy.rng.integers(len(x)) if alone is None else (together - alone).abs().amax(dim=1).argmax()
-        checks.check_independent(partial(self._of_group, group=group), x, together, int(row))
 
     def _certified(
         self,
@@ -290,7 +293,7 @@ class Network:
             sizes = [sum(self.parameters[name].numel() for name in names) for names in wrong]
             for names, *parts in zip(wrong, *(of_output.split(sizes, dim=1) for of_output in rows), strict=True):
                 kept[names] = list(map(DenseRows, parts))
-                if certificate is not None and not certificate.holds(names, kept[names]):
+                if certificate is not None and not certificate.holds(names, kept[names], CERTIFIED_ALONE):
                     raise checks.not_certified(names[0], self.model_copy)
                 self.model_copy.uncertified.update(names)
         return [
@@ -323,7 +326,7 @@ class Network:
         if len(x.tensors) == 1 and x.tensors[0].ndim == 2 and x.tensors[0].is_floating_point():
             return reduced(x.tensors[0]).numpy()
         parts = x.split(self.chunk_rows(x))
-        return np.concatenate([reduced(hooks.last_given(self.eval_copy, self.outputs, each)).numpy() for each in parts])
+        return np.concatenate([reduced(last_given(self.eval_copy, self.outputs, each)).numpy() for each in parts])
 
 
 def reduced(values: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """The parts of a batch's gradients: hooks record the input of each layer, a backward pass gives those of its output."""
 
 import inspect
-import math
 import threading
 import warnings
 from collections import Counter
@@ -20,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from ...data.inputs import Inputs
 from ...storage.encoding import storable
 from .factors import LAYER_RULES, DenseRows, Part, cheapest, compact, joined
 from .recurrent import recurrent
@@ -198,29 +196,6 @@ def forward(
         recording = False
 
 
-def last_given(model: nn.Module, outputs: Callable[[Inputs], Any], x: Inputs) -> Tensor:  # (b, k)
-    """Return what the last linear layer is given, averaged over positions; nothing if that has no rows."""
-    given: list[Tensor] = []
-
-    def record(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        given.extend(each.detach() for each in arguments[:1])
-
-    few = x[:1] if len(x) > 1 else Inputs.cat([x, x])
-    with ExitStack() as stack:
-        for layer in model.modules():
-            if isinstance(layer, nn.Linear):
-                stack.callback(layer.register_forward_pre_hook(record).remove)
-        outputs(few)
-        of_few = list(given)
-        given.clear()
-        outputs(x)
-    # another number of rows shows whether the first dimension holds them, or is as long by chance
-    if not given or len(given) != len(of_few) or (len(of_few[-1]), len(given[-1])) != (len(few), len(x)):
-        return torch.zeros(len(x), 0)
-    last = given[-1]
-    return last.reshape(len(x), math.prod(last.shape[1:-1]), last.shape[-1]).mean(dim=1)
-
-
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else tree_map_only(Tensor, Tensor.detach, value)
 
@@ -286,7 +261,7 @@ def _per_row_vjp(layer: nn.Module, call: Call, deltas: Deltas, b: int, dim: int)
         of_row = inspect.BoundArguments(bound.signature, given)
 
         def product(parameters: dict[str, Tensor]) -> Tensor:
-            outputs = real_tensors(functional_call(layer, parameters, of_row.args, of_row.kwargs))
+            outputs = real_tensors(called_with(layer, parameters, of_row.args, of_row.kwargs))
             return torch.stack([(outputs[i] * delta).sum() for i, delta in arrived.items()]).sum()
 
         return grad(product)(parameters)  # `vjp` has to loop over the rows where a weight is parametrised
@@ -338,9 +313,22 @@ def _dim(layer: nn.Module, name: str, dim: int, value: Any) -> int | None:
     return dim
 
 
+def called_with(module: nn.Module, tensors: Mapping[str, Tensor], args: Any, kwargs: Any = None) -> Any:
+    """Call a module with some parameters and buffers, each wherever the module has that of this name.
+
+    What torch would do about tied weights leaves a module that is registered under two names with those of the call.
+    """
+    places: dict[str, Tensor] = {}
+    own = {id(w): tensors[name] for name, w in (*module.named_buffers(), *module.named_parameters()) if name in tensors}
+    for path, part in module.named_modules():  # each once
+        named = (*part._parameters.items(), *part._buffers.items())
+        places |= {f"{path}.{key}".lstrip("."): own[id(w)] for key, w in named if id(w) in own}
+    return functional_call(module, places, args, kwargs, tie_weights=False)
+
+
 def real_tensors(output: Any) -> list[Tensor]:
     leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)  # the first for speed
-    return [y for y in leaves if isinstance(y, Tensor) and y.is_floating_point()]
+    return [y for y in leaves if isinstance(y, Tensor) and y.is_floating_point() and not y.is_nested]
 
 
 def gradient(y: Tensor, varied: Sequence[Tensor]) -> Tensor:  # (p,)
