@@ -64,8 +64,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         damping: λ itself, instead of the table's.
         weight_decay: The weight decay of a mean squared error, λ = n·weight_decay/2, instead of the table's λ.
         calibration: The share of the rows that `fit` holds out to calibrate on, for conformal intervals.
-        groups: The column of X, by name or number, whose values are groups of rows: a calibration then covers each of
-            them at the level. The estimator gets it as any other column.
+        groups: The column of X, by name or number, whose values are groups of rows: a calibration, without which there
+            are no intervals then, covers each of them at the level. The estimator gets it as any other column.
         level: The default level of `predict_interval`.
         engine, memory: See `PredictionIntervals`.
         random_state: Seed or generator for drawing the rows held out; the estimator has its own.
