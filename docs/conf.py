@@ -27,6 +27,7 @@ include_patterns = [
     "docs/**.md",
     "docs/gallery/*.rst",  # made from examples/gallery
     "benchmarks/results/*.md",
+    "benchmarks/outside/results/*.md",
     "experiments/results/*.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",

@@ -70,6 +70,13 @@ def test_a_release_is_what_its_tag_names(tmp_path):
     assert len(release.problems("v1.2.3.dev0", "1.2.3.dev0", tmp_path)) == 3
 
 
+def test_only_a_tag_that_is_wrong_stops_a_release(monkeypatch, capsys):
+    monkeypatch.setattr(release, "problems", lambda tag: [] if tag == "v1.2.3" else ["another version"])
+    assert release.main("v1.2.3") == 0
+    assert release.main("v1.2.4") == 1
+    assert capsys.readouterr().err == "another version\n"
+
+
 def test_the_floors_are_those_of_the_project():
     assert floors.floors()["torch"] in next(each for each in PROJECT["dependencies"] if each.startswith("torch"))
     assert {re.match(r"[\w-]+", each).group() for each in PROJECT["dependencies"]} <= floors.floors().keys()

@@ -1,7 +1,6 @@
 """Interval score against cost: `python -m benchmarks.outside cost --data DIR`, a table and a figure.
 
-Costs are measured here, on concrete and 3 000 rows of ailerons, in units of the training of the one plain network: the
-training of the networks that a method needs besides, or the way from the trained network to the intervals of the test
+Costs are measured here, on concrete, in units of the training of the one plain network: the training of the networks that a method needs besides, or the way from the trained network to the intervals of the test
 rows. They are seconds of one processor. Scores are relative to a constant width around the plain network, 95 %: those
 of `experiments/results/noise.csv` (nine data sets, three ways of training, ten splits), and of the table `methods` for
 what is not there.
@@ -28,10 +27,10 @@ from experiments.rows import Rows
 from experiments.world_methods import Held, mapie_boosted
 
 from .methods import KEY as METHODS_KEY
-from .methods import Methods, relative, some
+from .methods import Methods, relative
 from .table import RESULTS, Cell, fill, lines
 
-DATASETS, SETTING = ("concrete", "ailerons"), "adam 1e-4"
+DATASETS, SETTING = ("concrete",), "adam 1e-4"
 KEY = ("data", "method")
 # the methods of noise.csv, the networks that they are trained with, and what they are called in the figure
 TRAINED = {"plain": "", "mean-variance": "mean-variance", "ensemble": "5 mean-variance", "quantiles": "CQR"}
@@ -42,7 +41,7 @@ OF_METHODS = {"q alone": "all weights", "learnt": "all weights + noise"}
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
     for name, X, y in data.Available(DATASETS, options.data):
-        split = divided(*some(X, y), "random", 0)
+        split = divided(X, y, "random", 0)
         for method in TRAINED:
             yield (name, method), partial(training, name, method, split)
         yield (name, "post hoc"), partial(post_hoc, name, split)

@@ -34,7 +34,7 @@ from .table import Cell, fill, lines, scaled, scores
 
 LEVEL = 0.95
 SETTING, WEIGHT_DECAY = "adam 1e-2", 1e-2
-DATASETS, SPLITS = ("boston", "energy", "concrete"), 3
+DATASETS, SPLITS = ("boston", "concrete"), 2
 POSTERIORS = ("full_backpack", "kron", "diag", "last_layer", "ella", "valla")
 LIMIT = 300.0  # seconds
 KEY = ("data", "split", "method")

@@ -57,3 +57,10 @@ def test_a_program_of_the_gallery_shows_what_it_says(program, tmp_path, monkeypa
 def test_the_gallery_has_ten_programs_and_a_claim_of_each():
     assert len(PROGRAMS) >= 10
     assert {program.stem for program in PROGRAMS} == set(CLAIMS)
+
+
+def test_a_page_of_the_documentation_shows_the_picture_of_each_program():
+    pages = "".join(page.read_text() for page in (GALLERY.parents[1] / "docs").glob("*.md"))
+    for program in PROGRAMS:
+        assert (GALLERY.parents[1] / "docs" / "images" / f"{program.stem}.png").exists()
+        assert f"](images/{program.stem}.png)" in pages

@@ -1,3 +1,3 @@
 """The version of the package, in a file of its own so that every module can import it."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

@@ -27,5 +27,11 @@ def problems(tag: str, version: str = __version__, root: Path = ROOT) -> list[st
     return found
 
 
+def main(tag: str) -> int:
+    found = problems(tag)
+    print("\n".join(found) or f"{tag} is this commit", file=sys.stderr if found else sys.stdout)
+    return bool(found)
+
+
 if __name__ == "__main__":
-    sys.exit("\n".join(problems(sys.argv[1])))
+    sys.exit(main(sys.argv[1]))
