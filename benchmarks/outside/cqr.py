@@ -100,7 +100,7 @@ def markdown(table: pd.DataFrame) -> str:
                     "data": name,
                     "splits": str(len(part)),
                     "method": method,
-                    "average length": f"{part.width.mean():.3f} ± {part.width.sem():.3f}",
+                    "average length": f"{part.width.mean():.3f} ± {part.width.sem() if len(part) > 1 else 0:.3f}",
                     "coverage": f"{100 * part.coverage.mean():.2f} %",
                     "interval score": f"{part.score.mean():.3f}",
                 }

@@ -160,6 +160,8 @@ def markdown(table: pd.DataFrame) -> str:
     logs = relative(table, "constant")[names]
     by_set = np.exp(logs.groupby("data").mean().loc[sets])
     overall = np.exp(logs.groupby(["setting", "data"]).mean().groupby("setting").mean()).T.loc[names]
+    sizes = logs.reset_index().groupby("setting").data.nunique()
+    overall = overall.rename(columns={name: f"{name}, {size} data sets" for name, size in sizes.items()})
     overall["all"] = np.exp(logs.groupby("data").mean().mean())
     overall["lower on"] = [f"{(by_set[name] < 1).sum()} of {len(sets)}" for name in names]
     overall["coverage"] = [f"{100 * table[table.method == name].coverage.mean():.1f} %" for name in names]

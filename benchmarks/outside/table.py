@@ -37,10 +37,13 @@ def fill(
     warnings.simplefilter("ignore", DeltabandWarning)
     rows = Rows(options.out, key)
     done = rows.done()
-    for cell, measure in tqdm(cells(options), unit="cell", mininterval=1.0):
-        if cell not in done:
-            rows.append([dict(zip(key, cell, strict=True)) | row for row in measure()])
-    if not write_table(options.out, key, markdown):
+    try:
+        for cell, measure in tqdm(cells(options), unit="cell", mininterval=1.0):
+            if cell not in done:
+                rows.append([dict(zip(key, cell, strict=True)) | row for row in measure()])
+    finally:  # an interrupted run has a table, too
+        written = write_table(options.out, key, markdown)
+    if not written:
         raise Unusable("none of the data sets can be used")
     return options.out
 
