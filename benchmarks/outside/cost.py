@@ -101,7 +101,8 @@ def markdown(table: pd.DataFrame) -> str:
             "# Interval score against cost",
             "",
             "Cost: 1 is the training of the plain network. Score: relative to a constant width around it, 95 %, lower "
-            "is better; five networks are trained together. `python -m benchmarks.outside cost --data DIR`, after `methods`.",
+            "is better; five networks are trained together. `python -m benchmarks.outside cost --data DIR`, after "
+            "`methods`.",
             "",
             *lines(found),
             "",
