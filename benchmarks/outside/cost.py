@@ -36,7 +36,7 @@ KEY = ("data", "method")
 # the methods of noise.csv, the networks that they are trained with, and what they are called in the figure
 TRAINED = {"plain": "", "mean-variance": "mean-variance", "ensemble": "5 mean-variance", "quantiles": "CQR"}
 OURS = {"last layer": "last layer", "q alone": "calibrate, no noise", "learnt": "calibrate"}
-POST_HOC = {"boosted": "MAPIE boosted", **OURS, "leverage of inputs": "leverage of inputs", "SCP-GN": "SCP-GN"}
+POST_HOC = {"boosted": "MAPIE boosted", **OURS, "SCP-GN": "SCP-GN"}
 OF_METHODS = {"q alone": "all weights", "learnt": "all weights + noise"}
 
 

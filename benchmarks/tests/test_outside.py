@@ -185,7 +185,7 @@ def test_costs_are_in_units_of_the_plain_network_and_scores_relative_to_constant
     )
     of_methods = [
         {"data": "concrete", "setting": "adam 1e-4", "split": 0, "method": m, "score": s}
-        for m, s in (("all weights", 2.0), ("last layer", 2.5), ("leverage of inputs", 3.0), ("SCP-GN", 1.5))
+        for m, s in (("all weights", 2.0), ("last layer", 2.5), ("SCP-GN", 1.5))
     ]
     pd.DataFrame(of_methods).to_csv(tmp_path / "methods.csv", index=False)
     monkeypatch.setattr(cost, "RESULTS", tmp_path)
