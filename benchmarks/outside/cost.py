@@ -120,7 +120,7 @@ def plot(found: pd.DataFrame, path: Path) -> None:
         ax.semilogx(part.cost, part.score, marker, markersize=9, label=f"needs {needs}")
     for i, row in enumerate(found.sort_values("score").itertuples()):
         bold = "bold" if row.method.startswith("calibrate") else "normal"
-        ax.annotate(row.method, (row.cost, row.score), (9, 4 - 14 * (i % 2)), textcoords="offset points", weight=bold)
+        ax.annotate(row.method, (row.cost, row.score), (9, 14 * (i % 2) - 10), textcoords="offset points", weight=bold)
     ax.axhline(1, color="grey", linewidth=1, linestyle=":")
     ax.annotate(
         "constant width",
@@ -131,7 +131,10 @@ def plot(found: pd.DataFrame, path: Path) -> None:
         color="grey",
         ha="right",
     )
-    ax.margins(x=0.2)
+    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5) if found.cost.min() / 2 < tick]
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    ax.set_xticks([], minor=True)
+    ax.set_xlim(found.cost.min() / 2, found.cost.max() * 3)
     ax.set_xlabel("cost besides the trained network; 1 is its own training")
     ax.set_ylabel("interval score at 95 %, relative to constant width")
     ax.spines[["top", "right"]].set_visible(False)
