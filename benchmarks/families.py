@@ -3,7 +3,7 @@
 Both sides are over the same rows, in turn, in one process: the gradients of each row as a fit takes them, and forward
 and backward passes in batches of 64 as training has them. Whole rows, which engines other than the exact dual form
 want, and the plain loop of autograd over the rows, which always works, are in the details. What it costs to certify
-every batch is measured against the same gradients without.
+every batch is measured against the same gradients without. Of the networks in `whole_fits` it is all of `fit`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from deltaband.network.network import Network
 
 from .measure import Neighbours, Report, Result, gflops, limited_to, race
 from .problem import perceptron
+from .whole_fits import WHOLE_FITS
+from .whole_fits import measured as measured_fit
 
 HERE = Path(__file__).parent
 BATCH = 64
@@ -110,6 +112,9 @@ FAMILIES = {
 }
 
 
+CASES = [*FAMILIES, *WHOLE_FITS]
+
+
 class Trusting:
     """A certificate that holds whatever the gradients are, and takes no time."""
 
@@ -183,7 +188,7 @@ def measured(family: Family, n: int, repeats: int) -> tuple[Result, Result]:
 def main() -> None:
     cores = os.cpu_count() or 1
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, metavar="NAME")
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--quick", action="store_true", help="few rows, nothing is written unless --out is given")
@@ -196,8 +201,13 @@ def main() -> None:
         report.gflops[str(args.threads)] = {t: gflops(getattr(torch, t)) for t in ("float32", "float64")}
         for name in args.only:
             neighbours = Neighbours()
-            results = measured(FAMILIES[name], 128 if args.quick else args.rows, 1 if args.quick else 3)
-            for label, result in zip((name, f"{name}_certificate"), results, strict=True):
+            n, repeats = (128, 1) if args.quick else (args.rows, 3)
+            results: tuple[Result, ...]
+            if name in FAMILIES:
+                results = measured(FAMILIES[name], n, repeats)
+            else:
+                results = (measured_fit(WHOLE_FITS[name], n, repeats),)
+            for label, result in zip((name, f"{name}_certificate"), results, strict=False):
                 result.details["other processes' cores"] = neighbours.cores()
                 report.add(label, args.threads, result)
 

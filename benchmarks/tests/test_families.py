@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from benchmarks.families import FAMILIES, measured, uncertified
+from benchmarks.whole_fits import WHOLE_FITS
+from benchmarks.whole_fits import measured as measured_fit
 from deltaband.network.checks import Certificate
 from deltaband.network.network import Network
 
@@ -16,6 +18,16 @@ def test_a_family_is_measured(family):
     assert result.measured > 0
     assert certificate.measured > 0
     assert WAYS[family] in result.details["way"]
+
+
+@pytest.mark.parametrize("name", WHOLE_FITS)
+@pytest.mark.filterwarnings("ignore::deltaband.DeltabandWarning")
+def test_a_whole_fit_is_measured(name):
+    result = measured_fit(WHOLE_FITS[name], 40, 1)
+    assert result.measured > 0
+    assert result.details["n"] == 40
+    assert "by hooks" in result.details["way"]
+    assert ("probes" in result.details) == (name in ("classes_1000", "labels_200"))
 
 
 def test_nothing_is_certified_for_comparison_and_everything_afterwards(monkeypatch):
