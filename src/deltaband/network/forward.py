@@ -54,7 +54,7 @@ class ForwardNetwork(Network):
             together = self._fresh(few)
             if len(few) > 1:
                 row = int(self.model_copy.rng.integers(len(few)))
-                checks.check_independent(self._fresh, few, together, row)
+                checks.check_independent(self._fresh, few, together, slice(row, row + 1))
             found = torch.cat([self._along(few, block, group) for block in self._directions(self._at_once(few))])
         rows = found.permute(2, 1, 0).reshape(-1, len(found))  # all rows of the first output, then of the second
         g = of_rows(self, rows) if self.S is None else GradientBatch.of(rows)
