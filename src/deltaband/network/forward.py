@@ -53,8 +53,7 @@ class ForwardNetwork(Network):
         with plain_autograd(self.device), torch.no_grad():
             together = self._fresh(few)
             if len(few) > 1:
-                row = int(self.model_copy.rng.integers(len(few)))
-                checks.check_independent(self._fresh, few, together, slice(row, row + 1))
+                checks.check_batch(self._fresh, few, together, None, self.model_copy.rng)
             found = torch.cat([self._along(few, block, group) for block in self._directions(self._at_once(few))])
         rows = found.permute(2, 1, 0).reshape(-1, len(found))  # all rows of the first output, then of the second
         g = of_rows(self, rows) if self.S is None else GradientBatch.of(rows)
