@@ -231,7 +231,7 @@ def read(
             raise ValueError(f"n_rows={n_rows} was given, but the data hold {len(X)} rows")
         X = with_extras(X, **extras)
         X, y = observed(X, y) if may_miss else (X, y)
-        numbered, y = with_rows(X.with_extras(number=torch.arange(len(X))[:, None]), y)
+        numbered, y = with_rows(X.with_extras(number=torch.arange(len(X), device="cpu")[:, None]), y)
         kept = numbered.extras.pop("number")[:, 0].numpy()
         if len(X) and len(kept) == 0:
             raise ValueError("all rows have weight zero, or no target: give at least one a weight and a target")

@@ -134,7 +134,7 @@ class ForwardNetwork(Network):
                 _, g = Network(self.model_copy, self.layers, self.head).gradients(x, which)
                 expected = (g if self.S is None else g.projected(self.S)).rows()[0]  # (r,)
                 signs = torch.from_numpy(rng.choice([-1.0, 1.0], (TRIED_DIRECTIONS, len(expected)))).to(expected)
-                sums, first = torch.zeros(TRIED_DIRECTIONS, self.n_parameters).to(expected), 0
+                sums, first = expected.new_zeros(TRIED_DIRECTIONS, self.n_parameters), 0
                 for block in self._directions(self._at_once(x)):
                     sums += signs[:, first : first + len(block)] @ block
                     first += len(block)

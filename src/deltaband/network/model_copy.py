@@ -138,7 +138,7 @@ class ModelCopy:
                 raise TypeError(f"parameter {name!r} is {w.dtype}, expected float32 or float64: {hint}")
         tensors = list(self.parameters.values())
         if not sum(w.numel() for w in tensors):
-            raise ValueError("the model has no trainable parameters: set requires_grad=True on those that were trained")
+            raise ValueError("the model has no trainable parameters, or with no elements: set requires_grad=True")
         if any(w.device.type == "meta" for w in tensors):
             raise TypeError("the model is on the meta device and has no weights: load them first")
         self.layer_names = frozenset(_layers(model))

@@ -76,9 +76,8 @@ class Projection:
         for w in weights:
             rows, columns = (len(w), w[0].numel()) if w.ndim > 1 else (w.numel(), 1)
             at, values = Weight(self, first, rows, columns).entries(0, rows * columns, like)
-            found.append(
-                (at.reshape(-1), torch.arange(rows * columns).add_(first).to(at).repeat(len(at)), values.reshape(-1))
-            )
+            column = torch.arange(first, first + rows * columns, device=at.device).repeat(len(at))
+            found.append((at.reshape(-1), column, values.reshape(-1)))
             first += rows * columns
         at, column, values = (torch.cat(each) for each in zip(*found, strict=True))
         for start in range(0, self.dim, size):
