@@ -129,7 +129,16 @@ def test_masks_in_batches_are_nan_in_arrays_and_zero_weights(model):
     weights = PredictionIntervals(model, damping=arrays.damping_).fit(x, y, sample_weight=there.flatten(1).double())
     for other in (masked, weights):
         np.testing.assert_allclose(other.variance(new), arrays.variance(new), rtol=1e-9)
-    np.testing.assert_allclose(masked.noise_std_, arrays.noise_std_, rtol=1e-9)
+    for other in (masked, weights):
+        np.testing.assert_allclose(other.noise_std_, arrays.noise_std_, rtol=1e-9)
+    held, of_held = rows(60, 1)
+    zero = (~torch.isnan(holes(of_held))).flatten(1).double()
+    options = {"noise": "none", "tune": False}
+    weights.calibrate(held, of_held, sample_weight=zero, **options)
+    arrays.calibrate(held, holes(of_held), **options)
+    np.testing.assert_allclose(weights.predict(new, 0.9).upper, arrays.predict(new, 0.9).upper, rtol=1e-9)
+    with pytest.raises(ValueError, match="leave it out of predict"):
+        weights.predict(held, 0.9, sample_weight=zero)
     two = PredictionIntervals(model, weight_decay=DECAY, missing="ignore").fit(x[:30], given[:30])
     two.partial_fit(x[30:], given[30:])
     np.testing.assert_allclose(two.noise_std_, arrays.noise_std_, rtol=1e-9)

@@ -38,6 +38,8 @@ def with_extras(
             if bool(bad.any()):
                 row = first_row + int(bad.nonzero()[0])
                 raise ValueError(f"weights must be positive, or zero to leave a row out; in row {row} it is {what}")
+        if bool((unseen := (w == 0) & (w > 0).any(dim=1, keepdim=True)).any()):  # for some outputs, not for all
+            x, w = x.with_extras(observed=(~unseen).double()), w.masked_fill(unseen, 1.0)
         x = x.with_extras(weight=w)
     if clusters is not None:
         labels = np.asarray(clusters)
@@ -78,5 +80,6 @@ def without_mask(extras: dict[str, Any], y: Tensor, shape: tuple[int, ...], firs
 
 def observed(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
     """Return rows that know which of their targets are there, as numbers 0 and 1, and zero for those that are not."""
-    missing = y.isnan()
-    return x.with_extras(observed=(~missing).double()), y.masked_fill(missing, 0.0)
+    missing, there = y.isnan(), x.extras.get("observed")
+    seen = (~missing).double() if there is None else (~missing).double() * there
+    return x.with_extras(observed=seen), y.masked_fill(missing, 0.0)

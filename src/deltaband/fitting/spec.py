@@ -281,7 +281,7 @@ class FitSpec:
         """Return the outputs of rows, what their targets are compared with, and what their bounds follow from."""
         if x.weight is not None and not method.weighted and self.task.quantiles is None:
             raise ValueError("the calibration rows had no weights: give calibrate(..., sample_weight=) as well")
-        if x.weight is not None and bool((x.weight == 0).any()):
+        if x.weight is not None and ("observed" in x.extras or bool((x.weight == 0).any())):
             raise ValueError("a row of weight zero has no interval: leave it out of predict")
         outputs, found = self.evaluate(fits, x, method.row_functions, weighed=True)
         to = self.reference(fits, x, outputs)

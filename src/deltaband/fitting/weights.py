@@ -14,9 +14,10 @@ from .tasks import Regression, Task
 
 def given_weights(task: Task, x: Inputs, outputs: tuple[int, ...], n_returned: int) -> Tensor | None:
     """Return the weights (b, 1) or (b, len(outputs)) of rows for some outputs; None where there are none."""
-    weight, there = x.weight, targets_there(task, x, outputs, n_returned)
+    weight = x.weight
     if weight is not None and weight.shape[1] > 1:
         weight = task.select_weights(outputs, weight, n_returned)
+    there = targets_there(task, x, outputs, n_returned)
     return weight if there is None else there if weight is None else weight * there
 
 
