@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .calibration import LabelCalibration
+from .calibration.labels import probabilities
+from .data.batches import read
+from .data.inputs import Inputs
 from .data.items import Collate
 from .engines import Engine, parse_engine
 from .errors import warn
@@ -18,6 +21,7 @@ from .fitting.fit import check_outputs
 from .fitting.optimiser import damping_rule
 from .fitting.several_labels import SeveralLabels
 from .fitting.spec import FitSpec
+from .metrics import LabelScores, evaluate_labels
 from .network.model_copy import ParameterChoice
 from .network.precision import Precision
 from .results import ClassIntervals, Intervals, like, parse_levels
@@ -26,6 +30,8 @@ from .transforms import InputTransform
 from .validation import check_bool, check_choice, check_int
 
 TASKS = {task.loss: task for task in (Classification, SeveralLabels)}
+
+EVALUATED_LEVELS = (0.8, 0.9, 0.95)
 
 
 @storable
@@ -196,15 +202,62 @@ class ClassificationIntervals(Estimator):
             raise ValueError("sets of labels follow from held-out rows: call calibrate(x, y) first")
         X = self.spec.known_inputs(fits, x)
         if len(X):
-            X.check_finite()
-            network = self.spec.network()
-            self.spec.warn_of_changed_weights(network, fits[0])
-            z = network.outputs(X)
-            check_outputs(z)
-            members = calibration.sets(z, levels, allow_empty or self._task.several)
+            members = calibration.sets(self._logits(X), levels, allow_empty or self._task.several)
         else:
             members = np.zeros((0, calibration.n_classes, len(levels)), dtype=bool)
         return like(x, members[:, :, 0] if np.ndim(level) == 0 else members, torch.bool)
+
+    @by_batches
+    def predict_proba(self, x: Any) -> Any:
+        """Return the network's probability of every label, whichever `classes` there are intervals for.
+
+        Args:
+            x: Inputs, or a loader of them.
+
+        Returns:
+            The probabilities (n, C), of the kind of `x`; of a softmax two columns for a network with one logit.
+        """
+        fits, task = self.fits_, self._task
+        X = self.spec.known_inputs(fits, x)
+        p = np.zeros((0, task.n_labels(fits[0].n_returned)))
+        return like(x, probabilities(self._logits(X), task.several) if len(X) else p, fits[0].dtype)
+
+    def evaluate(self, x: Any, y: Any = None, levels: float | Sequence[float] = EVALUATED_LEVELS) -> LabelScores:
+        """Measure how good labels, their probabilities and sets are, on rows that served neither fit nor calibration.
+
+        Args:
+            x: Inputs, or a loader of batches (x, y).
+            y: The labels of inputs.
+            levels: The levels of the sets, which there are after `calibrate`.
+
+        Returns:
+            Accuracy, log loss, a reliability diagram, and coverage and size of sets, in all and by label.
+
+        Raises:
+            ValueError: If there are no rows, or a label is none of the network's.
+        """
+        self._task.check_one_label("evaluate")
+        if y is None:
+            inputs, y = read(x, unpack=self.spec.batch).whole()
+            x = inputs.as_given()
+        asked = list(parse_levels(levels))
+        sets = None if self._calibration is None else self.predict_set(x, asked)
+        X = self.spec.known_inputs(self.fits_, x)
+        p = probabilities(self._logits(X)) if len(X) else np.zeros((0, 2))
+        return evaluate_labels(y, p, sets, asked)
+
+    def _logits(self, X: Inputs) -> Tensor:
+        X.check_finite()
+        network = self.spec.network()
+        self.spec.warn_of_changed_weights(network, self._fits[0])
+        z = network.outputs(X)
+        check_outputs(z)
+        return z
+
+    @property
+    def classes_(self) -> tuple[int, ...] | None:
+        """The classes that there are intervals for; None where these are chosen for each row."""
+        return None if self._task.top else tuple(c for fit in self.fits_ for c in fit.outputs)
 
     @property
     def calibration_(self) -> LabelCalibration | None:  # type: ignore[override]
@@ -243,7 +296,7 @@ class ClassificationIntervals(Estimator):
         functions = [getattr(self._covariance(fit), what) for fit in fits]
         X = self.spec.known_inputs(fits, x) if what == "variance" else self.spec.inputs(x)
         s, values = self.spec.evaluate(fits, X, functions, heads=[task.asked(fit.outputs, n_returned) for fit in fits])
-        classes: Any = tuple(c for fit in fits for c in fit.outputs)
+        classes: Any = self.classes_
         if len(s) == 0:
             s = np.zeros((0, task.top or len(classes)))
             return s, s, self._numbered(x, s) if task.top else classes

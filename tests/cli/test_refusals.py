@@ -10,7 +10,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -327,26 +326,6 @@ def test_an_output_in_a_folder_without_permission_is_refused_before_the_work(ref
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # root may write anywhere
     assert refused(
         1, "--out: no permission to write into", *fit("--damping", "1", "--out", "new.band", train_csv="none.csv")
-    )
-
-
-def test_a_classifiers_band_is_refused(refused, folder):
-    from deltaband import ClassificationIntervals
-
-    data = pd.read_csv(folder / "train.csv")
-    model = torch.nn.Linear(2, 3)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
-    labels = (data.y > 0).to_numpy().astype(int) + (data.y > 1).to_numpy()
-    band = ClassificationIntervals(model, damping=1.0).fit(data[["a", "b"]].to_numpy(), labels, progress=False)
-    band.save(folder / "classes.band")
-    assert refused(
-        1,
-        "holds ClassificationIntervals: the command line supports PredictionIntervals only",
-        "evaluate",
-        "classes.band",
-        "--data",
-        "test.csv",
     )
 
 

@@ -656,7 +656,9 @@ def test_what_cannot_be_reported_on_is_refused(band, rows):
     X, y = rows[0][NEW], rows[1][NEW]
     with pytest.raises(NotFittedError, match="not fitted yet"):
         report.page(PredictionIntervals(mlp(), damping=1.0), X, y)
-    with pytest.raises(TypeError, match="a report is about fitted PredictionIntervals, got ClassificationIntervals"):
+    with pytest.raises(TypeError, match="about fitted PredictionIntervals or ClassificationIntervals, got Sequential"):
+        report.page(mlp(), X, y)
+    with pytest.raises(NotFittedError, match="not fitted yet"):
         report.page(ClassificationIntervals(mlp(), weight_decay=1.0), X, y)
     with pytest.raises(ValueError, match="240 inputs, 239 targets"):
         report.page(band, X, y[:-1])

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..export import FORMATS
+from ..intervals import PredictionIntervals
 from . import options
 from .models import load_band
 from .output import print_result
@@ -37,7 +38,7 @@ def export(
     """
     levels = options.check_levels(level or [0.95])
     check_output(out, force, FORMATS.values(), (band,))
-    loaded = load_band(band, model, trust, features, target)
+    loaded = load_band(band, model, trust, features, target, [PredictionIntervals.__name__])
     with redirect_stdout(sys.stderr):
-        loaded.band.export(out, levels, kind=kind)  # type: ignore[arg-type]
+        loaded.band.export(out, levels, kind=kind)
     print_result({"out": out, "levels": levels, "inputs": loaded.features}, f"a program in {out}", as_json)

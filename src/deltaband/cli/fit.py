@@ -6,9 +6,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -18,9 +19,11 @@ import typer
 
 from .. import storage
 from ..calibration import rows_needed
+from ..classification import ClassificationIntervals
 from ..errors import UnreliableFormulaWarning, warn
+from ..fitting.tasks import Regression
 from ..intervals import PredictionIntervals
-from . import options
+from . import classify, options
 from .groups import all_labels
 from .groups import calibrate as calibrate_by_groups
 from .models import Made, check_trained, inputs_dtype, load_network
@@ -66,7 +69,7 @@ def plan(
     made = load_network(model, weights, trust)
     dtype = inputs_dtype(made, "input_transform" in made.transforms)
     settings |= {name: each for name, each in made.transforms.items() if name == "input_transform"}
-    rows = _open_rows(table, columns, made, dtype, settings)
+    rows = _open_rows(table, columns, made, dtype, partial(PredictionIntervals, made.network, **settings))
     n_rows, n_features = sum(map(len, rows.batches)), len(columns.features)
     x = torch.from_numpy(rows.first[:, :n_features]).to(dtype)
     y = np.zeros((len(x), rows.n_outputs))  # any targets will do, only their number counts
@@ -105,6 +108,9 @@ def fit(
     noise: options.Noise = "auto",
     variance: options.Variance = None,
     quantiles: options.Quantiles = None,
+    classes: options.Classes = None,
+    sets: options.Sets = "lac",
+    by_class: options.ByClass = False,
     robust: options.Robust = None,
     clusters: options.Clusters = None,
     groups: options.Groups = None,
@@ -132,14 +138,23 @@ def fit(
     """
     start = time.perf_counter()
     rule = {"weight_decay": weight_decay, "damping": damping, "loss": loss, "batch_size": batch_size}
-    settings = options.settings(
-        engine_text, memory, quantiles, **rule, noise=noise, variance=variance, robust=robust
-    ) | options.target_scale(target_mean, target_std)
     given: dict[str, Any] = {"--standardise": standardise, "--scaling": scaling, "--weights": weights}
     given |= {"--own-weights": own_weights, "--quantiles": quantiles, "--robust": robust, "--clusters": clusters}
     given |= {"--weight-decay": weight_decay, "--damping": damping, "--calibration": calibration}
     given |= {"--sample-weight": sample_weight, "--weighted-calibration": weighted_calibration, "--groups": groups}
+    given |= {"--loss": loss, "--batch-size": batch_size, "--variance": variance, "--target-mean": target_mean}
+    given |= {"--noise": noise != "auto", "--classes": classes, "--sets": sets != "lac", "--by-class": by_class}
     options.check_together(given)
+    make: Any = PredictionIntervals
+    if classes is None:
+        settings = options.settings(
+            engine_text, memory, quantiles, **rule, noise=noise, variance=variance, robust=robust
+        ) | options.target_scale(target_mean, target_std)
+    else:
+        make, settings = (
+            ClassificationIntervals,
+            classify.settings(engine_text, memory, classes, sets, weight_decay, damping),
+        )
     read = [train, weights or train, scaling or train, Path(calibration or train), Path(model)]
     check_output(out, force, [".band"], read)
     fraction, other = _open_calibration(calibration)
@@ -148,12 +163,14 @@ def fit(
         raise Usage(f"--groups {groups} is a target, which new rows do not have")
     excluded = [*(exclude or []), *([groups] if groups in table.names and not features else [])]
     columns = Columns.of(table, target, features, list(dict.fromkeys(excluded)), sample_weight, clusters)
+    if classes is not None and len(columns.targets) != 1:
+        raise Usage(f"--classes: one --target is expected, the column of labels, got {join_names(columns.targets)}")
     labels = None if groups is None else all_labels(other or table, groups)
     if target_mean and len(target_mean) != len(columns.targets):
         raise Usage(f"--target-mean and --target-std: give one of each for every target, {len(columns.targets)}")
-    file_scaling = None
+    file_scaling, scaled_targets = None, not target_mean and classes is None
     if scaling is not None:
-        needed = [] if target_mean else columns.targets
+        needed = columns.targets if scaled_targets else []
         file_scaling = read_scaling(scaling, columns.features, needed, table.names)
     made = load_network(model, weights, trust, watched=weights is None and not own_weights)
     check_trained(made, model)
@@ -163,11 +180,13 @@ def fit(
         raise Usage(f"{model} returns {' and '.join(transforms)} itself: leave {option} out")
     check_names(transforms, columns, model)
     if "target_transform" in transforms:
+        if classes is not None:
+            raise Usage(f"{model} returns target_transform, and --classes says that targets are labels")
         if target_mean:
             raise Usage(f"{model} returns target_transform itself: leave --target-mean and --target-std out")
         settings |= {"targets": "original"}
     dtype = inputs_dtype(made, standardise or scaling is not None or "input_transform" in transforms)
-    rows = _open_rows(table, columns, made, dtype, settings | transforms)
+    rows = _open_rows(table, columns, made, dtype, partial(make, made.network, **(settings | transforms)))
     held_out_columns = replace(columns, clusters=None, weight=sample_weight if weighted_calibration else None)
     with (
         tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as file,
@@ -183,15 +202,15 @@ def fit(
         if stored.n_rows == 0 or (calibration is not None and held_out.n_rows == 0):
             raise Refusal(f"{train} has no rows left for {'calibration' if stored.n_rows else 'the fit'}")
         if standardise:
-            file_scaling = standardisation(stored, targets=not target_mean)
+            file_scaling = standardisation(stored, targets=scaled_targets)
         if file_scaling is not None:
             transforms = {"input_transform": file_scaling.of(columns.features)}
-            if not target_mean:
+            if scaled_targets:
                 transforms["target_transform"] = file_scaling.of(columns.targets)
                 settings |= {"targets": "original"}
         if columns.extras:
             settings |= {"batch": as_stored}
-        band = PredictionIntervals(made.network, **settings | transforms)
+        band = make(made.network, **settings | transforms)
         with warnings.catch_warnings():
             if calibration is not None:  # which makes up for it
                 warnings.simplefilter("ignore", UnreliableFormulaWarning)
@@ -199,7 +218,9 @@ def fit(
         if calibration is not None:
             extras = ["sample_weight"] if weighted_calibration else []
             held_out = replace(held_out, extras=extras, progress_label="calibrating")
-            if labels is None:
+            if classes is not None:
+                band.calibrate(held_out, method=sets, by_class=by_class, seed=seed)
+            elif labels is None:
                 band.calibrate(held_out, noise=noise, seed=seed)
             else:
                 calibrate_by_groups(band, held_out, labels[held_out.selected], noise=noise, seed=seed)
@@ -217,7 +238,7 @@ def fit(
     notes |= {} if groups is None else {"groups": groups}
     storage.save(band, out, weights=True, notes=notes, overwrite=force)
     sizes = {"bytes": out.stat().st_size, "rows": band.n_rows_, "calibration_rows": n_calibration or None}
-    found = {name: getattr(band, f"{name}_") for name in ("damping", "effective_parameters", "noise_std")}
+    found = {name: getattr(band, f"{name}_", None) for name in ("damping", "effective_parameters", "noise_std")}
     found = {"parameters": band.n_parameters_, **found, "seconds": time.perf_counter() - start}
     text = f"saved {out}, {megabytes}: {', '.join(columns.targets)} from {join_names(columns.features)}"
     print_result({"out": out, **sizes, **names, **scales, **found}, f"{band.summary()}\n{text}", as_json)
@@ -231,19 +252,19 @@ class _Rows(NamedTuple):
     batches: Iterator[np.ndarray]  # of all rows, the first batch included
 
 
-def _open_rows(table: Table, columns: Columns, made: Made, dtype: torch.dtype, settings: Mapping[str, Any]) -> _Rows:
+def _open_rows(table: Table, columns: Columns, made: Made, dtype: torch.dtype, make: Callable[[], Any]) -> _Rows:
     """Check on the first rows that the network takes the features and returns the targets."""
     batches = columns.read(table, dtype)
     first = next(batches)
     features, targets = columns.features, columns.targets
     try:
         with redirect_stdout(sys.stderr):
-            spec = PredictionIntervals(made.network, **settings).spec
+            spec = make().spec
             m = spec.model_outputs(spec.inputs(torch.from_numpy(first[:2, : len(features)]).to(dtype))).shape[1]
     except Exception as error:
         given = f"{len(features)} features ({join_names(features)})"
         raise Refusal(f"the network failed on {given}: {options.as_typed(with_type(error))}; see --features") from error
-    if targets and m != len(targets):
+    if targets and m != len(targets) and isinstance(spec.task, Regression):
         given = f"the number of targets is {len(targets)}: {join_names(targets)}"
         raise Refusal(f"the network returns {m} numbers per row, but {given}; see --variance and --quantiles")
     return _Rows(m, first, itertools.chain([first], batches))

@@ -3,7 +3,7 @@
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import storage
+from ..classification import ClassificationIntervals
+from ..estimator import Estimator
 from ..intervals import PredictionIntervals
 from .initialised import RandomNumbers
 from .output import Refusal, Usage, check_file, join_names, near, one_line, with_type
 from .weights import load_weights, set_weights
 
+KINDS: dict[str, type[Estimator]] = {each.__name__: each for each in (PredictionIntervals, ClassificationIntervals)}
 TRANSFORMS = ("input_transform", "target_transform")  # that a factory may return after the network, in this order
 
 
@@ -36,7 +39,7 @@ class Made:
 
 
 class LoadedBand(NamedTuple):
-    band: PredictionIntervals
+    band: Any  # one of KINDS
     dtype: torch.dtype  # that inputs are given in
     features: list[str]
     targets: list[str]
@@ -44,12 +47,17 @@ class LoadedBand(NamedTuple):
 
 
 def load_band(
-    path: Path, model: str | None, trust: bool, features: Sequence[str] | None, targets: Sequence[str] | None
+    path: Path,
+    model: str | None,
+    trust: bool,
+    features: Sequence[str] | None,
+    targets: Sequence[str] | None,
+    kinds: Collection[str] = tuple(KINDS),
 ) -> LoadedBand:
     """Load a band file into the network that `model` names; column names are given only if the file has none."""
     about = storage.inspect(check_file(path))
-    if about["kind"] != PredictionIntervals.__name__:
-        raise Refusal(f"{path} holds {about['kind']}: the command line supports PredictionIntervals only")
+    if about["kind"] not in kinds:
+        raise Refusal(f"{path} holds {about['kind']}: this command takes {' or '.join(kinds)}")
     if model is None:
         named = about["notes"].get("model", "package.module:factory")
         option = f"--model {named} --trust" if named.endswith(".pt2") else f"--model {named}"
@@ -69,7 +77,7 @@ def load_band(
         function = f"{missing}={about['functions'][missing]}"
         raise Refusal(f"{path} was fitted with {function}, which no file holds: let the factory of --model return it")
     needed = {name: each for name, each in made.transforms.items() if name in about["functions"]}
-    band = PredictionIntervals.load(path, made.network, **needed)
+    band = KINDS[about["kind"]].load(path, made.network, **needed)
     dtype = inputs_dtype(made, band.spec.input_transform is not None)
     return LoadedBand(band, dtype, names[0], names[1], about["notes"].get("groups"))
 

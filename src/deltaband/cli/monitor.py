@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
+from ..intervals import PredictionIntervals
 from ..online.monitor import LEAST_FALSE_ALARMS
 from ..storage.container import atomic
 from . import options
@@ -54,7 +55,7 @@ def monitor(
     if out is not None:
         check_output(out, force, [".json"], (band, data))
     source = open_table(data)
-    loaded = load_band(band, model, trust, features, target)
+    loaded = load_band(band, model, trust, features, target, [PredictionIntervals.__name__])
     inputs = source.select(loaded.features, FITTED_WITH)
     known = [name for name in loaded.targets if name in source.names]
     if known and len(known) < len(loaded.targets):

@@ -85,6 +85,14 @@ VARIANCE = (
 QUANTILES = (
     "The network was trained for these three quantiles with pinball loss, and returns them; needs --calibration."
 )
+CLASSES = (
+    "The network is a classifier, and --target the column of labels, whole numbers from 0: intervals of the "
+    "probability of the label predicted for each row, or of all labels, or of some."
+)
+SETS = (
+    "With --classes and --calibration: how sets of labels are made, the smallest on average (lac) or more even (aps)."
+)
+BY_CLASS = "With --classes and --calibration: sets hold the true label as often as asked for each true label."
 KIND = (
     "Intervals for a new observation, or for the mean that the network estimates (a confidence band, by the formula)."
 )
@@ -124,6 +132,9 @@ SavedGroups = Annotated[str | None, Option("--groups", metavar="COLUMN", help=SA
 Unknown = Annotated[str, Option("--unknown", metavar="error|pool", help=UNKNOWN)]
 Variance = Annotated[str | None, Option(metavar="variance|log_variance|std", help=VARIANCE)]
 Quantiles = Annotated[str | None, Option(metavar="0.05,0.5,0.95", help=QUANTILES)]
+Classes = Annotated[str | None, Option(metavar="predicted|all|0,2", help=CLASSES)]
+Sets = Annotated[str, Option("--sets", metavar="lac|aps", help=SETS)]
+ByClass = Annotated[bool, Option("--by-class", help=BY_CLASS)]
 WeightedCalibration = Annotated[bool, Option("--weighted-calibration", help=WEIGHTED_CALIBRATION)]
 Noise = Annotated[str, Option(metavar="none|auto", help=NOISE)]
 Calibration = Annotated[str | None, Option(metavar="FILE|FRACTION", help=CALIBRATION)]
@@ -137,12 +148,19 @@ By = Annotated[list[str] | None, Option(metavar="COLUMN", help="Show coverage by
 Force = Annotated[bool, Option("--force", help="Replace the output file if it exists.")]
 Json = Annotated[bool, Option("--json", help="Print JSON; numbers that are not finite become null.")]
 
-NAMED_ALIKE = "damping loss engine memory noise variance quantiles robust clusters groups unknown level kind side seed"
+NOT_FOR_CLASSES = (
+    *("--loss", "--batch-size", "--sample-weight", "--weighted-calibration", "--noise", "--variance", "--quantiles"),
+    *("--robust", "--clusters", "--groups", "--target-mean"),
+)
+NAMED_ALIKE = (
+    "damping loss engine memory noise variance quantiles robust clusters groups unknown level kind side seed classes"
+)
 # arguments of the library, which its messages name, as they are typed
 TYPED = {name: f"--{name}" for name in NAMED_ALIKE.split(" ")} | {
     "weight_decay": "--weight-decay",
     "batch_size": "--batch-size",
     "sample_weight": "--sample-weight",
+    "by_class": "--by-class",
     "target_transform": "--standardise, --scaling or --target-mean",
     "input_transform": "--standardise or --scaling",
 }
@@ -202,9 +220,18 @@ def check_together(given: Mapping[str, Any]) -> None:
         ("--groups", "--calibration"),
         ("--weighted-calibration", "--calibration"),
         ("--weighted-calibration", "--sample-weight"),
+        ("--by-class", "--classes"),
+        ("--by-class", "--calibration"),
+        ("--sets", "--classes"),
+        ("--sets", "--calibration"),
     ):
         if option in there and needed not in there:
             raise Usage(f"{option} needs {needed}")
+    if "--classes" in there:
+        if wrong := next((each for each in NOT_FOR_CLASSES if each in there), None):
+            raise Usage(f"{wrong} is for predictions of numbers, and --classes says that the network predicts labels")
+        if not there & {"--weight-decay", "--damping"}:
+            raise Usage("--classes needs --weight-decay or --damping")
     if not there & {"--weight-decay", "--damping", "--calibration"}:
         raise Usage("give --weight-decay or --damping, or --calibration, which needs neither")
     if "--robust" in there and not there & {"--weight-decay", "--damping"}:

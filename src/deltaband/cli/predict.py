@@ -15,7 +15,7 @@ import typer
 from .. import metrics, storage
 from ..results import Intervals, check_kind_and_side, interval_arrays, level_name
 from ..storage.container import atomic
-from . import options
+from . import classify, options
 from .groups import column
 from .groups import given as given_groups
 from .models import LoadedBand, load_band
@@ -62,19 +62,36 @@ def predict(
     check_output(out, force, WRITERS)
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
+    others = {"--kind": kind != "observation", "--side": side != "both", "--unknown": unknown != "error"}
+    of_labels = classify.is_for_labels(loaded, others | {"--sample-weight": sample_weight, "--groups": groups})
     inputs = source.select(loaded.features, FITTED_WITH)
     weights = source.select([sample_weight] if sample_weight else [])
-    by_group = None if kind == "mean" else column(loaded, groups, source, unknown)
+    by_group = None if kind == "mean" or of_labels else column(loaded, groups, source, unknown)
     endings = [""] if len(loaded.targets) == 1 else [f"_{name}" for name in loaded.targets]
     sides = [each for each in ("lower", "upper") if side in (each, "both")]
     bounds = [f"{each}_{level_name(level)}" for level in levels for each in sides]
     added = [f"{name}{ending}" for ending in endings for name in ["prediction", *bounds]]
     added += ["far"] if loaded.band.calibration_ is not None and kind == "observation" else []
+    if of_labels:
+        added = classify.added_columns(loaded.band, levels)
     if taken := next((name for name in added if name in source.names), None):
         raise Refusal(f"{data} has a column {taken!r} already: rename or drop it")
     known_targets = [name for name in loaded.targets if name in source.names]
     convert = suffix(data).startswith(".csv") and not suffix(out).startswith(".csv")  # text in CSV, numbers elsewhere
     n = 0
+
+    def of_rows(rows: pa.RecordBatch, x: np.ndarray) -> list[Any]:
+        if of_labels:
+            with redirect_stdout(sys.stderr):
+                return classify.answers(loaded.band, torch.from_numpy(x).to(loaded.dtype), levels)
+        given = _weights(to_numbers(rows, weights, data, n), sample_weight, data, n)
+        others = {} if by_group is None else given_groups(rows, by_group, unknown, loaded, data, n)
+        intervals = _predict(loaded, x, levels, given, kind=kind, side=side, **others)
+        mean, lower, upper = interval_arrays(intervals)
+        ends = np.stack([{"lower": lower, "upper": upper}[each] for each in sides], axis=3)
+        numbers = np.concatenate([mean[:, :, None], ends.reshape(*mean.shape, -1)], axis=2)
+        columns = list(numbers.reshape(len(x), -1).T)
+        return columns + ([] if intervals.far is None else [intervals.far.numpy()])
 
     def rows_with_intervals() -> Iterator[pa.RecordBatch]:
         nonlocal n
@@ -84,14 +101,7 @@ def predict(
                 y = to_numbers(rows, known_targets, data, n, allow_missing=True)
                 for name, column in zip([*inputs, *known_targets], np.hstack([x, y]).T, strict=True):
                     rows = rows.set_column(rows.schema.names.index(name), name, pa.array(column.copy()))
-            given = _weights(to_numbers(rows, weights, data, n), sample_weight, data, n)
-            others = {} if by_group is None else given_groups(rows, by_group, unknown, loaded, data, n)
-            intervals = _predict(loaded, x, levels, given, kind=kind, side=side, **others)
-            mean, lower, upper = interval_arrays(intervals)
-            ends = np.stack([{"lower": lower, "upper": upper}[each] for each in sides], axis=3)
-            numbers = np.concatenate([mean[:, :, None], ends.reshape(*mean.shape, -1)], axis=2)
-            columns = list(numbers.reshape(len(x), -1).T)
-            columns += [] if intervals.far is None else [intervals.far.numpy()]
+            columns = of_rows(rows, x)
             for name, column in zip(added, columns, strict=True):
                 rows = rows.append_column(name, pa.array(column))
             yield rows
@@ -132,6 +142,12 @@ def evaluate(
     source = open_table(data)
     loaded = load_band(band, model, trust, features, target)
     columns = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
+    given = {"--sample-weight": sample_weight, "--groups": groups, "--unknown": unknown != "error"}
+    if classify.is_for_labels(loaded, given):
+        with redirect_stdout(sys.stderr):
+            of_labels = classify.evaluate(loaded, source, columns, levels, data)
+        print_result(*of_labels, as_json)
+        return
     columns += source.select([sample_weight] if sample_weight else [])
     by_group = column(loaded, groups, source, unknown)
     k, m = len(loaded.features), len(loaded.targets)
@@ -215,7 +231,9 @@ def report(
     source = open_table(data)
     shown = source.select(by or [])
     loaded = load_band(band, model, trust, features, target)
-    by_group = column(loaded, groups, source, unknown)
+    given = {"--groups": groups, "--unknown": unknown != "error", "--monitor": watch}
+    of_labels = classify.is_for_labels(loaded, given)
+    by_group = None if of_labels else column(loaded, groups, source, unknown)
     needed = source.select(loaded.features, FITTED_WITH) + source.select(loaded.targets, PREDICTED)
     parts = [
         rows for _, rows in source.batches(list(dict.fromkeys([*needed, *shown, *([by_group] if by_group else [])])))
@@ -239,7 +257,7 @@ def report(
             y,
             level=level,
             columns=columns,
-            outputs=loaded.targets,
+            outputs=None if of_labels else loaded.targets,
             title=title,
             settings=settings,
             monitor=monitor,

@@ -95,6 +95,12 @@ class Classification:
 
         return own if self.per_output else joint_fisher
 
+    def check_one_label(self, what: str) -> None:
+        """Raise where a row may have several labels."""
+        if self.several:
+            advice = "compare predict_set with the labels"
+            raise ValueError(f"{what} is for classifiers of one label a row, and loss='bce' is for several: {advice}")
+
     def check_raw_targets(self, y: Any) -> None:
         refuse_text_labels(y)
 

@@ -24,5 +24,7 @@ from .intervals import interval_score as interval_score
 from .intervals import interval_scores as interval_scores
 from .intervals import mean_width as mean_width
 from .intervals import width_error_correlation as width_error_correlation
+from .labels import LabelScores as LabelScores
+from .labels import evaluate_labels as evaluate_labels
 from .scores import Scores as Scores
 from .scores import evaluate as evaluate

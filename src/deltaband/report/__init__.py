@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import display, metrics
+from ..classification import ClassificationIntervals
 from ..data.batches import read
 from ..data.inputs import Inputs
 from ..display import DARK, LIGHT, decimals, evenly_spaced, fixed, number
@@ -20,7 +21,7 @@ from ..online import Monitor
 from ..results import level_name
 from ..validation import describe
 from ..version import __version__
-from . import charts
+from . import charts, labels
 from .columns import (
     Breakdown,
     Column,
@@ -39,7 +40,7 @@ N_WIDEST_ROWS = 25  # in the table of the widest intervals
 
 
 def page(
-    band: PredictionIntervals,
+    band: PredictionIntervals | ClassificationIntervals,
     x: Any,
     y: Any = None,
     *,
@@ -55,7 +56,7 @@ def page(
     """Return an HTML page, which loads nothing, that shows how good the intervals are for the rows `x`.
 
     Args:
-        band: Fitted intervals.
+        band: Fitted intervals; a classifier's page is about labels, their probabilities and sets.
         x: Inputs, preferably of rows that the network was neither trained nor calibrated on; or a loader of (x, y).
         y: The targets of inputs, in the units of `predict`.
         level: The level of the intervals.
@@ -73,47 +74,73 @@ def page(
     Raises:
         ValueError: If the arguments do not match each other, or the band has no interval at this level.
     """
-    template = _template()
+    template = _template("labels.html" if isinstance(band, ClassificationIntervals) else "page.html")
     if not isinstance(monitor, Monitor | None):
         raise TypeError(f"monitor must be a Monitor, as band.monitor() gives it, got {describe(monitor)}")
     if y is None:
-        check_band(band)
+        if not isinstance(band, ClassificationIntervals):
+            check_band(band)
         inputs, y = read(x, unpack=band.spec.batch).whole()
         x = inputs.as_given()
+    if isinstance(band, ClassificationIntervals):
+        if monitor is not None or outputs is not None or given:
+            name = next(iter(given), "outputs" if monitor is None else "monitor")
+            raise TypeError(f"{name}= is for PredictionIntervals: the labels of a classifier have none")
+        of_labels = labels.evaluate(band, x, y, level)
+        table = _columns(columns, names, x, of_labels.coverage.n)
+        about = {"found": of_labels, "shown": labels.section(band, of_labels, x, table)}
+        about |= {"units": partial(number, digits=3)}
+        return _rendered(template, band, title or "Sets of labels", settings, {**about, "one_spectrum_each": False})
     evaluation = evaluate(band, x, y, level, outputs, given)
     passed = [f", {name}={each!r}" if isinstance(each, str) else f", {name}={name}" for name, each in given.items()]
     now = f"old.predict(x, {evaluation.outputs[0].coverage.level!r}{''.join(passed)})"
-    given, added = named_items(columns, "columns"), named_items(settings, "settings")
+    shown = _columns(columns, names, x, evaluation.outputs[0].coverage.n)
+    by_deviation = sorted(evaluation.outputs, key=lambda each: -abs(each.coverage.share - each.coverage.level))
+    detailed = [each for each in evaluation.outputs if each in by_deviation[:MAX_DETAILED_OUTPUTS]]
+    n_drawn = min(MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL // len(detailed))
+    found = {
+        "evaluation": evaluation,
+        "columns": shown,
+        "detailed": detailed,
+        "n_infinite": sum(int(np.isinf(output.width).sum()) for output in evaluation.outputs),
+        "sections": [
+            _section(output, shown, n_drawn, now, "" if len(evaluation.outputs) == 1 else f"[:, {o}]")
+            for o, output in enumerate(evaluation.outputs)
+            if output in detailed
+        ],
+        "one_spectrum_each": len(band.fits_) == len(evaluation.outputs),
+        "monitor": monitor,
+    }
+    return _rendered(template, band, title or "Prediction intervals", settings, found)
+
+
+def _columns(columns: Mapping[str, Any] | None, names: Sequence[str] | None, x: Any, n: int) -> dict[str, Column]:
+    """Return the columns of n rows to break coverage down by, named features among them."""
+    given = named_items(columns, "columns")
     if names is not None:
         inputs = Inputs.of(x)
         features = inputs.tensors[0].cpu().numpy() if inputs.single else np.zeros(0)
         if isinstance(names, str) or features.ndim != 2 or len(names) != features.shape[1]:
             raise ValueError(f"names must be one for each feature, x of shape (n, d), got {names!r} and {inputs}")
         given = dict(zip(map(str, names), features.T, strict=True)) | given
-    shown = {name: read_column(name, values, evaluation.outputs[0].coverage.n) for name, values in given.items()}
-    by_deviation = sorted(evaluation.outputs, key=lambda each: -abs(each.coverage.share - each.coverage.level))
-    detailed = [each for each in evaluation.outputs if each in by_deviation[:MAX_DETAILED_OUTPUTS]]
-    n_drawn = min(MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL // len(detailed))
-    text = template.render(
-        title=str(title or "Prediction intervals"),
+    return {name: read_column(name, values, n) for name, values in given.items()}
+
+
+def _rendered(template: Any, band: Any, title: str, settings: Mapping[str, str] | None, found: dict[str, Any]) -> str:
+    added = named_items(settings, "settings")
+    text: str = template.render(
+        title=str(title),
         band=band,
-        evaluation=evaluation,
-        columns=shown,
-        detailed=detailed,
-        n_infinite=sum(int(np.isinf(output.width).sum()) for output in evaluation.outputs),
-        sections=[
-            _section(output, shown, n_drawn, now, "" if len(evaluation.outputs) == 1 else f"[:, {o}]")
-            for o, output in enumerate(evaluation.outputs)
-            if output in detailed
-        ],
         spectrum=partial(_spectrum, band),
-        monitor=monitor,
         settings=[*band.summary_lines(), *((name, str(text)) for name, text in added.items())],
+        **{"monitor": None, **found},
     )
     return text.encode("utf-8", "replace").decode("utf-8")  # no file can hold lone surrogates
 
 
-def write(path: str | Path, band: PredictionIntervals, x: Any, y: Any = None, **options: Any) -> Path:
+def write(
+    path: str | Path, band: PredictionIntervals | ClassificationIntervals, x: Any, y: Any = None, **options: Any
+) -> Path:
     """Write the page to a file, which is replaced if it exists.
 
     Args:
@@ -129,7 +156,7 @@ def write(path: str | Path, band: PredictionIntervals, x: Any, y: Any = None, **
 
 
 @cache
-def _template() -> Any:  # jinja2.Template
+def _template(name: str) -> Any:  # jinja2.Template
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
@@ -156,7 +183,7 @@ def _template() -> Any:  # jinja2.Template
         # Only this style and this script take effect and nothing is fetched, whatever text the page contains.
         "policy": f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
     }
-    return environment.get_template("page.html")
+    return environment.get_template(name)
 
 
 def _hash(text: str) -> str:
@@ -210,7 +237,7 @@ def drawn_rows(output: OutputEvaluation, count: int) -> np.ndarray:
     return np.sort(np.concatenate([missed, evenly_spaced(order[~output.missed[order]], count - len(missed))]))
 
 
-def _spectrum(band: PredictionIntervals, index: int) -> Spectrum | str:
+def _spectrum(band: PredictionIntervals | ClassificationIntervals, index: int) -> Spectrum | str:
     """Return the spectrum of one fit, or why there is none."""
     if band.damping_ is None:
         return "λ is not known, and the spectrum of Σ⁻¹ depends on it."

@@ -7,22 +7,26 @@ import numpy as np
 from .. import display
 from ..display import Axes, Markup, element, percent
 from ..online import Monitor
-from ..results import level_name
 from .evaluation import CONFIDENCE, Coverage, OutputEvaluation
 
 MIN_ROWS_FOR_OUTLIERS = 100
 
 
-def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
+def calibration_curve(
+    curve: Sequence[Coverage],
+    asked: Coverage | None,
+    labels: tuple[str, str] = ("level asked for", "rows covered"),
+    words: tuple[str, str] = ("asked for", "covered"),
+) -> Markup:
     """Draw the observed coverage over the level, and the range that chance explains."""
     ticks = [(share, f"{100 * share:.0f} %") for share in (0, 0.2, 0.4, 0.6, 0.8, 1)]
-    axes = Axes((0, 1), (0, 1), "level asked for", "rows covered", ticks=ticks)
+    axes = Axes((0, 1), (0, 1), *labels, ticks=ticks)
     levels = np.array([0.0, *(each.level for each in curve), 1.0])
     low, high = np.array([(0.0, 0.0), *(each.chance_range for each in curve), (1.0, 1.0)]).T
 
     def tip(each: Coverage) -> str:
         low, high = map(percent, each.chance_range)
-        asked_for = f"{level_name(each.level)} % asked for: {percent(each.share)} covered"
+        asked_for = f"{100 * each.level:.4g} % {words[0]}: {percent(each.share)} {words[1]}"
         return f"{asked_for}\n{CONFIDENCE:.0%} range by chance: {low} to {high}"
 
     dots = (axes.dot(each.level, each.share, 6 if each is asked else 3.5, data_tip=tip(each)) for each in curve)
@@ -31,7 +35,7 @@ def calibration_curve(curve: Sequence[Coverage], asked: Coverage) -> Markup:
         axes.line(axes.x_span, axes.x_span, **display.DASHED),
         axes.line(levels[1:-1], np.array([each.share for each in curve]), stroke=display.BLUE),
         element("g", *dots, fill=display.BLUE),
-        describe="Calibration curve: share of rows covered over the level asked for",
+        describe=f"Calibration curve: {labels[1]} over {labels[0]}",
     )
 
 

@@ -84,8 +84,24 @@ class Coverage:
         return low <= self.share <= high
 
 
+class Covered:
+    """How often rows are covered, in all and in groups."""
+
+    coverage: Coverage
+    missed: Any  # (n,) bool
+
+    def coverage_of(self, rows: np.ndarray, n_groups: int) -> Coverage:
+        covered = len(rows) - int(self.missed[rows].sum())
+        return Coverage(self.coverage.level, covered, len(rows), n_groups=n_groups)
+
+    def is_undercovered(self, rows: np.ndarray, n_groups: int) -> bool:
+        """Return whether a group is covered too rarely, also in comparison with all rows."""
+        least = min(self.coverage.level, self.coverage.share)
+        return replace(self.coverage_of(rows, n_groups), level=least).verdict == "too low"
+
+
 @dataclass(frozen=True, eq=False)
-class OutputEvaluation:
+class OutputEvaluation(Covered):
     name: str
     y: np.ndarray  # (n,)
     intervals: Intervals  # (n,) each
@@ -103,15 +119,6 @@ class OutputEvaluation:
     def width(self) -> np.ndarray:
         return self.intervals.width
 
-    def coverage_of(self, rows: np.ndarray, n_groups: int) -> Coverage:
-        covered = len(rows) - int(self.missed[rows].sum())
-        return Coverage(self.coverage.level, covered, len(rows), n_groups=n_groups)
-
-    def is_undercovered(self, rows: np.ndarray, n_groups: int) -> bool:
-        """Return whether a group is covered too rarely, also in comparison with all rows."""
-        least = min(self.coverage.level, self.coverage.share)
-        return replace(self.coverage_of(rows, n_groups), level=least).verdict == "too low"
-
 
 class Evaluation(NamedTuple):
     """All outputs, and their joint coverage where the level is for all of them together."""
@@ -126,7 +133,9 @@ class Evaluation(NamedTuple):
 
 def check_band(band: Any) -> None:
     if not isinstance(band, PredictionIntervals):
-        raise TypeError(f"a report is about fitted PredictionIntervals, got {type(band).__name__}")
+        raise TypeError(
+            f"a report is about fitted PredictionIntervals or ClassificationIntervals, got {type(band).__name__}"
+        )
 
 
 def evaluate(
