@@ -229,6 +229,7 @@ class PredictionIntervals(Forecaster):
         format: Literal["pt2", "onnx"] | None = None,
         kind: Literal["observation", "mean"] = "observation",
         x: Any = None,
+        tolerance: float | None = None,
     ) -> None:
         """Write one program that maps inputs to mean, lower and upper bounds, and runs without deltaband.
 
@@ -242,6 +243,7 @@ class PredictionIntervals(Forecaster):
             format: "pt2" for `torch.export.load`, or "onnx", which needs the extra `onnx`.
             kind: As in `predict`.
             x: Some rows of inputs, whose shapes and types the program takes; those of the training rows by default.
+            tolerance: Of an exact band write `compress(tolerance, x)` instead: widths are off by so much at most.
 
         Raises:
             ExportError: If the network, a transform or the calibration cannot be written as tensors; it says why.
@@ -253,10 +255,12 @@ class PredictionIntervals(Forecaster):
         """
         from .export import export
 
+        if tolerance is not None:
+            return self.compress(tolerance, x).export(path, levels, format=format, kind=kind, x=x)
         chosen, method = parse_levels(levels), self._method(kind)
         given = chosen[0] if np.ndim(levels) == 0 else chosen
         fits = method.fits if isinstance(method, Formula) else self.fits_
-        export(path, format, self.spec, fits, method, given, partial(self.predict, level=given, kind=kind), x)
+        return export(path, format, self.spec, fits, method, given, partial(self.predict, level=given, kind=kind), x)
 
     def compress(self, tolerance: float = 0.01, x: Any = None, *, seed: int = 0) -> Self:
         """Return a band of the same fit whose predictions cost the same however many rows it was fitted to.

@@ -29,3 +29,7 @@ def test_a_program_is_written_from_a_band_file_and_refusals_say_why(tmp_path, mo
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     assert main([*command, "--out", "x.pt2"]) == 1
     assert "exists already" in capsys.readouterr().err
+    assert main([*command, "--out", "y.pt2", "--tolerance", "1e-9"]) == 1
+    assert "would take too many dimensions" in capsys.readouterr().err
+    assert main([*command, "--out", "y.pt2", "--tolerance", "0"]) == 1
+    assert "tolerance must be" in capsys.readouterr().err

@@ -78,6 +78,29 @@ def test_a_calibration_with_learnt_noise_and_its_guard_are_in_the_program(engine
     check(band, tmp_path / "band.pt2", x, level=LEVELS)
 
 
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_an_exact_band_is_written_by_compression_within_the_tolerance(calibrated: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 200), nn.Tanh(), nn.Linear(200, 1))
+    new = rows(80, seed=9)[0]
+    band = PredictionIntervals(model, damping=30.0, engine=Exact()).fit(*rows(300), progress=False)
+    if calibrated:
+        band.calibrate(*rows(150, seed=1))
+    band.export(tmp_path / "small.pt2", tolerance=0.02, x=new)
+    band.export(tmp_path / "whole.pt2", x=new)
+    program, exact = torch.export.load(tmp_path / "small.pt2").module(), band.predict(new)
+    mean, lower, upper = program(new)
+    torch.testing.assert_close(mean, exact.mean, rtol=1e-5, atol=1e-6)
+    off = ((upper - lower) / exact.width - 1).abs()
+    assert 1e-7 < float(off.max()) < (0.02 if not calibrated else 0.03)  # calibrated: of σ, and the rows' choice of it
+    with pytest.raises(ValueError, match="would take too many dimensions"):
+        band.export(tmp_path / "no.pt2", tolerance=1e-9)
+    other = PredictionIntervals(model, damping=30.0, engine=Nystrom(30)).fit(*rows(60), progress=False)
+    with pytest.raises(ValueError, match="compress is for exact fits"):
+        other.export(tmp_path / "no.pt2", tolerance=0.1)
+    assert not (tmp_path / "no.pt2").exists()
+
+
 def test_several_outputs_in_original_units_calibrated_together(tmp_path: Path) -> None:
     X, y = rows(150)
     transforms = {"input_transform": ([1.0, 0.0, -1.0], [2.0, 1.0, 0.5]), "target_transform": ([3.0, -2.0], [5.0, 0.1])}

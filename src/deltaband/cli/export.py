@@ -14,6 +14,10 @@ from .models import load_band
 from .output import print_result
 from .tables import check_output
 
+TOLERANCE = (
+    "Write an exact band by compression: widths are off by this share at most, as 0.01, where they were measured."
+)
+
 
 def export(
     band: options.BandFile,
@@ -21,6 +25,7 @@ def export(
     model: options.SavedModel = None,
     level: options.Level = None,
     kind: options.Kind = "observation",
+    tolerance: Annotated[float | None, typer.Option(metavar="SHARE", help=TOLERANCE)] = None,
     features: options.SavedFeatures = None,
     target: options.SavedTargets = None,
     trust: options.Trust = False,
@@ -40,5 +45,5 @@ def export(
     check_output(out, force, FORMATS.values(), (band,))
     loaded = load_band(band, model, trust, features, target, [PredictionIntervals.__name__])
     with redirect_stdout(sys.stderr):
-        loaded.band.export(out, levels, kind=kind)
+        loaded.band.export(out, levels, kind=kind, tolerance=tolerance)
     print_result({"out": out, "levels": levels, "inputs": loaded.features}, f"a program in {out}", as_json)

@@ -226,8 +226,8 @@ def check_memory(nbytes: float) -> None:
     """Raise if directions as a dense matrix would take more memory than there is."""
     if nbytes > free_memory() / 2:
         raise ExportError(
-            f"the directions of this covariance as one matrix take {nbytes / 1e9:.3g} GB: export "
-            "band.compress(), or fit with engine=RandomProjection(dim), whose program is the smallest"
+            f"the directions of this covariance as one matrix take {nbytes / 1e9:.3g} GB: give "
+            "tolerance=0.01 for widths within 1 % of exact, or fit with engine=RandomProjection(dim)"
         )
 
 
