@@ -233,9 +233,8 @@ class PredictionIntervals(Forecaster):
     ) -> None:
         """Write one program that maps inputs to mean, lower and upper bounds, and runs without deltaband.
 
-        It holds the network, the covariance and the calibration as tensors, takes any number of rows, and returns what
-        `predict` does to 1e-5; whether it does is tried before the file is kept. Every engine can be written: the
-        program of `RandomProjection` is the smallest, that of an exact fit holds its p × p or n × n numbers.
+        It holds network, covariance and calibration as tensors, takes any number of rows, and returns what `predict`
+        does to 1e-5, which is tried before the file is kept. That of an exact fit holds its p × p or n × n numbers.
 
         Args:
             path: The file; a name that ends with .onnx is of that format.
@@ -248,10 +247,6 @@ class PredictionIntervals(Forecaster):
         Raises:
             ExportError: If the network, a transform or the calibration cannot be written as tensors; it says why.
             ValueError: If the formula has no answer, or there are too few calibration rows for a level.
-
-        Example:
-            >>> band.export("band.pt2", levels=[0.8, 0.95])  # doctest: +SKIP
-            >>> mean, lower, upper = torch.export.load("band.pt2").module()(x)  # doctest: +SKIP
         """
         from .export import export
 
