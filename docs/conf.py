@@ -54,8 +54,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(collections|matplotlib|np|numpy|nn|pandas|pathlib|sklearn|torch|typing)\..*"),
     ("py:.*", r"deltaband\.(calibration|data|display|distributions|engines|fitting|joint|network|online|storage)\..*"),
 ]
-OTHERS = """Any Axes BaseEstimator Callable Collate DataFrame Engine Module Optimizer ParameterChoice Precision RegressorMixin Score
-Self Sequence Side SpectralCovariance Spectrum Tensor XY"""
+OTHERS = """Any Axes BaseEstimator Callable Collate DataFrame Engine Module Optimizer ParameterChoice Precision
+RegressorMixin Score Self Sequence Side SpectralCovariance Spectrum Tensor XY"""
 nitpick_ignore = [("py:class", name) for name in OTHERS.split()]
 
 sphinx_gallery_conf = {
