@@ -174,7 +174,7 @@ WHOLE_FITS = {
         partial(_labels, n_features=64, n_labels=200, several=True),
         _of_arrays,
         F.binary_cross_entropy_with_logits,
-        {"loss": "bce", "classes": "top5"},
+        {"loss": "bce", "classes": "top5", "probes": 8},
         ClassificationIntervals,
     ),
 }
