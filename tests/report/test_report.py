@@ -152,7 +152,7 @@ def test_a_loader_makes_the_page_of_its_rows(band, rows, tmp_path):
         report.page(band, [(X[:5], y[:5]), (X[5:9, :2], y[5:9])])
     with pytest.raises(TypeError, match="targets are missing"):
         report.page(band, X)
-    with pytest.raises(TypeError, match="a report is about fitted PredictionIntervals, got Sequential"):
+    with pytest.raises(TypeError, match="about fitted PredictionIntervals or ClassificationIntervals, got"):
         report.page(mlp(), loader)
 
 
