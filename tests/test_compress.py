@@ -126,6 +126,6 @@ def test_a_band_from_a_file_has_no_training_rows_to_measure_on(tmp_path):
     band = exact("dual")
     band.save(tmp_path / "exact.band")
     loaded = PredictionIntervals.load(tmp_path / "exact.band", band.model)
-    with pytest.raises(ValueError, match="give compress"):
+    with pytest.raises(ValueError, match="give x="):
         loaded.compress()
     assert loaded.compress(0.01, NEW).fits_[0].error.n_rows == 80

@@ -49,7 +49,9 @@ def compressed(
     pieces = fits[0].sample.between(0, MEASURED_ROWS).pieces if x is None else (x,)
     pieces = tuple(piece.without_extras() for piece in pieces if len(piece))
     if not pieces:
-        raise ValueError("this band has no training rows left to measure widths on: give compress(x=…) some rows")
+        raise ValueError(
+            "this band has no training rows left to measure widths on: give x=, rows like those to be predicted"
+        )
     truth = np.concatenate([widths(fits, piece) for piece in pieces])
     p_star = np.array([fit.effective_parameters for fit in fits])
     needed = 2 * float(np.nan_to_num(p_star).max(initial=FEWEST_DIMENSIONS / 2))
