@@ -206,6 +206,17 @@ def test_bounds_that_hold_for_every_matrix(n, p, log_damping, seed, name):
 def test_the_effective_size_is_that_of_the_inverse():
     J = reference.matrix("decaying", 700, 600)  # larger than one block
     M = np.asfortranarray(np.triu(J.T @ J))
-    _, effective_size, _ = factorise(M, 0.3)
-    expected = 600 - np.linalg.norm(0.3 * np.linalg.inv(J.T @ J + 0.3 * np.eye(600))) ** 2
-    assert effective_size == pytest.approx(expected, rel=1e-8)
+    _, effective_size, _, remainders = factorise(M, 0.3)
+    damped_inverse = 0.3 * np.linalg.inv(J.T @ J + 0.3 * np.eye(600))
+    assert effective_size == pytest.approx(600 - np.linalg.norm(damped_inverse) ** 2, rel=1e-8)
+    np.testing.assert_allclose(remainders, np.diag(damped_inverse), rtol=1e-8)
+
+
+@pytest.mark.parametrize("damping", [1e-3, 0.3, None])
+def test_the_dual_form_knows_the_leverages_of_its_own_rows(damping):
+    J = reference.matrix("decaying", 60, 200)
+    covariance = fit(J, damping)
+    if damping is None:
+        damping, covariance = 0.7, covariance.at(0.7)
+    expected = np.diag(J @ np.linalg.solve(J.T @ J + damping * np.eye(200), J.T))
+    np.testing.assert_allclose(covariance.own_leverages, np.sort(expected), rtol=1e-6, atol=1e-9)

@@ -164,6 +164,7 @@ def test_the_time_of_a_fit_has_what_comes_before_and_after_its_rows():
 
     assert seconds(setup_seconds=3.0) - seconds() == pytest.approx(3.0)
     assert seconds(asked_rows=100) - seconds() > 100 * 1e-2
+    assert seconds(asked_rows=100, single=True) == seconds()  # the dual form knows them
     assert seconds(asked_rows=10**6) < 2.1 * seconds()  # there are no more than those of the fit
     sampled = seconds(Nystrom(500)) - seconds(Nystrom(500, tail="none"))
     assert sampled == pytest.approx(200 * 1e-2)  # the rows that the tail is measured on

@@ -32,6 +32,7 @@ class Cost(NamedTuple):
     flops: float  #: Multiplications and additions, without those of the gradients.
     wants_rows: bool = True  #: Whether it needs whole rows, or inner products alone.
     pairs: float = 0.0  #: How many inner products of two rows are among the operations.
+    knows_leverages: bool = False  #: Whether the leverages of the training rows follow without their gradients.
 
 
 @dataclass(frozen=True)

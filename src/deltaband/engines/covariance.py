@@ -124,6 +124,11 @@ class Covariance(ABC):
         return 0.0 if self.is_exact else math.nan
 
     @property
+    def own_leverages(self) -> np.ndarray | None:
+        """h of each row of J, smallest first, where it is known without the gradients; None where it is not."""
+        return None
+
+    @property
     def resolves_damping(self) -> bool:
         """Whether an approximation of this size can answer for this λ at all."""
         return True

@@ -51,7 +51,8 @@ class Exact(Engine):
         products = pairs * problem.product_flops if dual else (n or p) * p**2
         flops = products + (2.0 if problem.damped else 10.0) * size**3
         matrix = (FACTOR_BYTES if problem.damped else EIGENVECTOR_BYTES) * size**2
-        return Cost(matrix + kept, flops, wants_rows=n is not None and n >= p, pairs=pairs)
+        wants_rows = n is not None and n >= p
+        return Cost(matrix + kept, flops, wants_rows, pairs, knows_leverages=dual and problem.single)
 
     def start(self, known: Known = Known()) -> ExactRows:
         return ExactRows(self, expected_rows=known.n_rows or 0)
@@ -125,7 +126,9 @@ class ExactRows(Accumulator):
 class ExactCovariance(Covariance):
     """A Cholesky factor for one λ, of A = JᵀJ + λI, where u = A⁻¹g, or with J of A = K + λI, where k = Jg and c = A⁻¹k:
 
-    q = g·u − λ u·u,  h = g·u,  p* = p − ‖λA⁻¹‖²_F,    or    q = c·c,  h = (g·g − k·c)/λ,  p* = n − ‖λA⁻¹‖²_F.
+    q = g·u − λ u·u,  h = g·u,  p* = p − ‖λA⁻¹‖²_F,    or    q = c·c,  h = (g·g − k·c)/λ,  p* = n − ‖λA⁻¹‖²_F,
+
+    and with J the i-th training row has h = 1 − λ(A⁻¹)ᵢᵢ.
     """
 
     damping: float
@@ -133,12 +136,17 @@ class ExactCovariance(Covariance):
     diagonal: np.ndarray  # (m,) of these
     effective_size: float
     rounding: float  # relative, of bᵀA⁻¹b
+    remainders: np.ndarray  # (m,) λ(A⁻¹)ᵢᵢ
     J: GradientBatch | None = None
     is_exact, error_bound, missed_parameters = True, 0.0, 0.0
 
     @property
     def effective_parameters(self) -> float:
         return self.effective_size
+
+    @property
+    def own_leverages(self) -> np.ndarray | None:
+        return None if self.J is None else np.sort(1 - self.remainders)
 
     def variance(self, g: GradientBatch) -> np.ndarray:
         z = half_solve(self.matrix, coordinates(g, self.J))
@@ -203,10 +211,10 @@ def _squared_norms(columns: np.ndarray) -> np.ndarray:  # (m, b) -> (b,)
     return np.einsum("ij,ij->j", columns, columns)
 
 
-def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
+def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float, np.ndarray]:
     """Put the Cholesky factor L of A = M + λI = LLᵀ below the diagonal and on it; M stays above it.
 
-    Return the diagonal of M, m − ‖λA⁻¹‖²_F, and the relative rounding error of bᵀA⁻¹b.
+    Return the diagonal of M, m − ‖λA⁻¹‖²_F, the relative rounding error of bᵀA⁻¹b, and λ(A⁻¹)ᵢᵢ.
     """
     from scipy.linalg import lapack
 
@@ -215,11 +223,12 @@ def factorise(M: np.ndarray, damping: float) -> tuple[np.ndarray, float, float]:
     X, _ = lapack.dpotri(M, lower=1, overwrite_c=in_place)  # A⁻¹ over the factor, which has no zero on its diagonal
     # times λ before it is squared: A⁻¹ may be too large for that, and λ² too small
     below = sum(float((column := damping * X[j + 1 :, j]) @ column) for j in range(len(X)))
-    norm_squared = float(np.square(damping * X.diagonal()).sum()) + 2 * below
+    remainders = damping * X.diagonal()
+    norm_squared = float(np.square(remainders).sum()) + 2 * below
     if in_place:
         check_in_place(X, M)
         _factorise(M, diagonal + damping)
-    return diagonal, len(M) - norm_squared, rounding
+    return diagonal, len(M) - norm_squared, rounding, remainders
 
 
 def half_solve(L: np.ndarray, B: np.ndarray, transposed: bool = False) -> np.ndarray:
@@ -265,6 +274,7 @@ class Problem:
     pair_seconds: float = 0.0  #: Time of an inner product of two rows' gradients, likewise; 0: as many operations take.
     setup_seconds: float = 0.0  #: Time to look at the first rows and to plan: what a fit takes before them.
     asked_rows: int = 0  #: Training rows whose own leverages a fit ends with.
+    single: bool = False  #: Whether a training row has one output, and one row of J.
     damped: bool = True  #: Whether λ is known.
     reiterable: bool = True  #: Whether the data can be read twice.
     recomputed: bool = False  #: Whether only the inputs of rows are kept, and their gradients computed again.

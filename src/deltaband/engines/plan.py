@@ -47,7 +47,7 @@ class Option:
         multiplications at the speed of a matrix product."""
         problem, cost = self.problem, self.engine.cost(self.problem)
         n = problem.n_rows or 0
-        asked = min(n, problem.asked_rows)
+        asked = 0 if cost.knows_leverages else min(n, problem.asked_rows)
         gradients = problem.row_seconds * (n * problem.passes + asked + min(n, self.engine.sample_size))
         work = cost.flops / _flops_per_second()
         if problem.pair_seconds:

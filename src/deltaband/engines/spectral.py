@@ -149,6 +149,13 @@ class EigenbasisCovariance(SpectralCovariance):
     def projections(self, g: GradientBatch) -> np.ndarray:
         return coordinates(g, self.J).T @ self.W
 
+    @property
+    def own_leverages(self) -> np.ndarray | None:
+        if self.J is None:
+            return None
+        e = self.eigenvalues
+        return np.sort(np.einsum("ij,ij,j->i", self.W, self.W, e**2 * self.inverses))
+
     def basis(self, like: Tensor) -> Tensor:  # (p, r)
         """Return all vⱼ where a tensor is and in its precision, for rows in full; they are kept."""
         if (wanted := (like.device, like.dtype)) not in self._bases:

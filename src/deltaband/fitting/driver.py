@@ -258,8 +258,7 @@ def started(
 def _planned(
     spec: FitSpec, network: Network, batches: Batches, n_rows: int | None, memory: float | None, timed: bool
 ) -> tuple[Plan, Network, Inputs, Batches, Probe]:
-    """Return the plan, the network as the fit takes it, the first rows, the data as if nothing had been read, and what
-    the network shows on these rows."""
+    """Return the plan, the network that the fit takes, the first rows, unread data, and what these rows show."""
     began = time.perf_counter()
     looked, batches = batches.peek()
     x = looked.x.without_extras()
@@ -279,6 +278,7 @@ def _planned(
         reiterable=batches.reiterable,
         positions=layers.positions,
         asked_rows=m * LEVERAGE_ROWS,
+        single=m == 1 and probes is None,
     )
     if timed and (n_rows is None or Exact().cost(problem).flops > QUICK_FLOPS):
         with plain_autograd(network.device):
