@@ -206,7 +206,7 @@ BAD_LABELS = [
     ([["cat"], ["cat", "dog"]] * 20, r"rows of different lengths: sklearn"),
     ([[0, 1], [2]] * 20, r"rows of different lengths: sklearn"),
     (np.array([["cat", "dog", "cow"]] * 40), r"got words"),
-    (hot(1)[None], r"targets must have shape"),
+    (hot(1)[None], r"same number of rows: 40 inputs, 1 targets"),
 ]
 
 
