@@ -56,6 +56,7 @@ def check(band: PredictionIntervals, path: Path, *inputs: Tensor, level: float |
         (ImportantDirections(20), 200),
         (Nystrom(30), 200),
         (RandomProjection(80), 60),
+        (RandomProjection(7), 60),  # fewer than the layers are wide
     ],
     ids=str,
 )

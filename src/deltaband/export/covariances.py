@@ -6,6 +6,7 @@ Every covariance answers by its eigendecomposition: with z = (vⱼ·g) and ρ = 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ from ..errors import ExportError
 from ..machine import free_memory
 from ..network.gradient_batch import GradientBatch
 from ..network.layers.factors import OuterProducts, Part, stacked
-from ..network.layers.projection import Projection, Weight
+from ..network.layers.projection import COLUMNS_AT_ONCE, Entries, Projection, Weight
 from .gradients import Shape
 
 PROBED_NUMBERS = 2**22  # of unit vectors that an engine of one's own is asked about at once
@@ -97,9 +98,11 @@ class Kernel(Coordinates):
 class Projected(Coordinates):
     """z = Wᵀ(Sg), S of outer products as a product in the frequency domain.
 
-    There the sketch of δ and that of x are matrices, and the way back is one that W takes in: no transform is left.
+    The transforms there and back are matrices. As in `network/layers/projection.py`, Sg is computed in the precision of
+    the gradients, long sums apart.
     """
 
+    forth: Tensor
     back: Tensor
     W: Tensor
 
@@ -111,10 +114,12 @@ class Projected(Coordinates):
             firsts[name] = first
             first += size.numel()
         self.plans: list[list[tuple[int, int, int]]] = []  # of dense rows: their columns, and how many entries
-        frequencies = r // 2 + 1
-        back = torch.fft.irfft(torch.eye(frequencies, dtype=torch.complex128), n=r)  # (f, r)
-        imaginary = torch.fft.irfft(1j * torch.eye(frequencies, dtype=torch.complex128), n=r)
-        self.register_buffer("back", torch.cat([back, imaginary]))  # (2f, r)
+        dtypes = [shape.dtype for shape in shapes if shape.is_outer_product]
+        self.dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
+        unit = torch.eye(r // 2 + 1, dtype=torch.complex128)
+        back = torch.cat([torch.fft.irfft(unit, n=r), torch.fft.irfft(1j * unit, n=r)])
+        self.register_buffer("forth", _transformed(torch.eye(r, dtype=torch.float64)).to(self.dtype))  # (r, 2f)
+        self.register_buffer("back", back.to(self.dtype))  # (2f, r)
         self.register_buffer("W", W)
         self.outer: list[bool] = []
         for i, shape in enumerate(shapes):
@@ -124,13 +129,11 @@ class Projected(Coordinates):
                 size = sizes[name]
                 rows, columns = (size[0], math.prod(size[1:])) if len(size) > 1 else (math.prod(size), 1)
                 weight = Weight(S, firsts[name], rows, columns)
-                if self.outer[i] and len(size) > 1:
-                    self.register_buffer(f"of_delta_{i}", _transform(weight, 0, rows))
-                    self.register_buffer(f"of_x_{i}", _transform(weight, 1, columns))
+                if self.outer[i] and weight.only_axis is None and len(size) > 1:
+                    self._hold_transform(f"delta_{i}", weight.places(0, 0, rows, W))
+                    self._hold_transform(f"x_{i}", weight.places(1, 0, columns, W))
                 else:
-                    at, signs = weight.entries(0, rows * columns, W)
-                    self.register_buffer(f"at_{i}_{k}", at)
-                    self.register_buffer(f"signs_{i}_{k}", signs)
+                    self._hold(f"{i}_{k}", weight.entries(0, rows * columns, W))
                 plan.append((start, start + rows * columns, k))
                 start += rows * columns
             self.plans.append(plan)
@@ -141,38 +144,56 @@ class Projected(Coordinates):
         for i, part in enumerate(parts):
             if self.outer[i]:
                 assert isinstance(part, OuterProducts)
-                of_delta = part.delta[:, 0].double() @ getattr(self, f"of_delta_{i}")  # (n, 2f)
-                of_x = part.x[:, 0].double() @ getattr(self, f"of_x_{i}")
-                a, b, c, d = of_delta[:, :f], of_delta[:, f:], of_x[:, :f], of_x[:, f:]
-                real.append(a * c - b * d)
-                imaginary.append(a * d + b * c)
+                delta, x = part.delta[:, 0], part.x[:, 0]
+                if 1 in (delta.shape[1], x.shape[1]):  # the gradient of a vector
+                    formed.append(self._hashed(delta * x, f"{i}_0"))
+                else:
+                    of_delta, of_x = self._transform(delta, f"delta_{i}"), self._transform(x, f"x_{i}")  # (n, 2f)
+                    a, b, c, d = of_delta[:, :f], of_delta[:, f:], of_x[:, :f], of_x[:, f:]
+                    real.append(a * c - b * d)
+                    imaginary.append(a * d + b * c)
                 if part.bias:
-                    formed.append(self._formed(part.delta[:, 0], i, 1))
+                    formed.append(self._hashed(delta, f"{i}_1"))
             else:
                 rows = part.rows()
-                formed += [self._formed(rows[:, start:stop], i, k) for start, stop, k in self.plans[i]]
-        projected = [torch.stack(formed).sum(dim=0)] if formed else []
+                formed += [self._hashed(rows[:, start:stop], f"{i}_{k}") for start, stop, k in self.plans[i]]
         if real:
-            sums = torch.cat([torch.stack(real).sum(dim=0), torch.stack(imaginary).sum(dim=0)], dim=1)
-            projected.append(sums @ self.back)
-        Sg = torch.stack(projected).sum(dim=0)
+            sums = torch.cat([functools.reduce(torch.add, real), functools.reduce(torch.add, imaginary)], dim=1)
+            formed.append(sums @ self.back)
+        Sg = functools.reduce(torch.add, formed).double()
         z = Sg @ self.W
         return z, _rest(Sg.square().sum(dim=1), z)
 
-    def _formed(self, rows: Tensor, i: int, k: int) -> Tensor:  # (n, w) -> (n, r)
-        at, signs = getattr(self, f"at_{i}_{k}"), getattr(self, f"signs_{i}_{k}")
-        found = rows.new_zeros(rows.shape[0], self.dim, dtype=torch.float64)
-        for entry in range(at.shape[0]):
-            index = at[entry].expand(rows.shape[0], -1)
-            found = found.scatter_add(1, index, rows.double() * signs[entry])
-        return found
+    def _hold(self, name: str, entries: Entries) -> None:
+        long = entries[0].shape[1] > COLUMNS_AT_ONCE
+        self.register_buffer(f"at_{name}", entries[0])
+        self.register_buffer(f"signs_{name}", entries[1] if long else entries[1].to(self.dtype))
+
+    def _hold_transform(self, name: str, entries: Entries) -> None:
+        """Keep a matrix of transforms instead, where that is smaller than the one of all places."""
+        at, signs = entries
+        if at.shape[1] > self.dim:
+            self._hold(name, entries)
+        else:
+            hashed = signs.new_zeros(at.shape[1], self.dim).scatter_add_(1, at.T, signs.T)
+            self.register_buffer(f"matrix_{name}", _transformed(hashed).to(self.dtype))
+
+    def _hashed(self, values: Tensor, name: str) -> Tensor:  # (n, w) -> (n, r)
+        places, signs = getattr(self, f"at_{name}"), getattr(self, f"signs_{name}")
+        columns = values.to(signs.dtype).T.contiguous()  # side by side they are added up faster
+        found = columns.new_zeros(self.dim, values.shape[0])
+        for i in range(places.shape[0]):
+            found = found.index_add(0, places[i], columns * signs[i][:, None])
+        return found.T
+
+    def _transform(self, values: Tensor, name: str) -> Tensor:  # (n, w) -> (n, 2f)
+        if hasattr(self, f"matrix_{name}"):
+            return values.to(self.dtype) @ getattr(self, f"matrix_{name}")
+        return self._hashed(values, name).to(self.dtype) @ self.forth
 
 
-def _transform(weight: Weight, axis: int, size: int) -> Tensor:  # (size, 2f)
-    """Return the transforms of the sketches of the unit vectors along an axis of a weight, real parts first."""
-    hashed = torch.zeros(size, weight.S.dim, dtype=torch.float64)
-    at, signs = weight.places(axis, 0, size, hashed)
-    hashed.scatter_add_(1, at.T, signs.T)
+def _transformed(hashed: Tensor) -> Tensor:  # (n, r) -> (n, 2f)
+    """Return the transforms of rows, real parts first."""
     transformed = torch.fft.rfft(hashed)
     return torch.cat([transformed.real, transformed.imag], dim=1)
 

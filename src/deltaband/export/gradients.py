@@ -45,6 +45,7 @@ class Shape:
     others: dict[str, Any]
     names: tuple[str, ...]  # of its parameters
     positions: int  # of outer products; 0 of others
+    dtype: torch.dtype  # of its first tensor
 
     @property
     def is_outer_product(self) -> bool:
@@ -251,7 +252,8 @@ def _shape(part: Part, names: tuple[str, ...]) -> Shape:
     values = {each.name: getattr(part, each.name) for each in fields(part)}
     tensors = tuple(name for name, value in values.items() if isinstance(value, Tensor))
     positions = int(part.delta.shape[1]) if isinstance(part, OuterProducts) else 0
-    return Shape(type(part), tensors, {name: v for name, v in values.items() if name not in tensors}, names, positions)
+    others = {name: value for name, value in values.items() if name not in tensors}
+    return Shape(type(part), tensors, others, names, positions, values[tensors[0]].dtype)
 
 
 class _Products:
