@@ -389,6 +389,13 @@ def test_many_effective_parameters_are_warned_about(model):
         PredictionIntervals(model, damping=1e-4).fit(X, y)
 
 
+def test_less_than_one_degree_of_freedom_is_told_apart(model):
+    X, y = regression(20)
+    with pytest.warns(DeltabandWarning, match="n − p. is below 1: its widths are enormous"):
+        band = PredictionIntervals(model, damping=1e-4).fit(X, y)
+    assert 19 < band.effective_parameters_ < 20
+
+
 def test_few_degrees_of_freedom_are_warned_about(model):
     X, y = regression(10)
     with pytest.warns(DeltabandWarning, match="the formula is unreliable here"):

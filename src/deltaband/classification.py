@@ -101,7 +101,8 @@ class ClassificationIntervals(Estimator):
         if not rule.is_known:
             why = f"{rule.unknown}; " if rule.unknown else ""
             raise ValueError(
-                f"{why}give ClassificationIntervals the optimiser's weight_decay=, or damping=λ: the formula needs it"
+                f"{why}give ClassificationIntervals the optimiser's weight_decay=, or damping=λ: the formula needs it "
+                "(calibrate, predict_set and evaluate do not: for these alone damping=1.0 is as good as any)"
             )
         self._task = TASKS[loss].of(classes, per_output)
         transform = InputTransform.of(input_transform)

@@ -184,7 +184,7 @@ def test_the_same_row_alone_and_among_others_is_no_change():
         rng.standard_normal((50, 3)).astype(np.float32), rng.standard_normal(50).astype(np.float32), progress=False
     )
     order = rng.permutation(120)
-    with pytest.warns(UserWarning, match="do not look like the training rows"):
+    with pytest.warns(UserWarning, match="do not look like the training rows.*shuffle before you split"):
         band.calibrate(x[order], y[order])
     monitor = band.monitor(0.8, false_alarms=0.05)
     for i in rng.permutation(120):

@@ -403,5 +403,5 @@ def test_on_a_real_band_the_long_run_coverage_is_right_where_that_of_the_calibra
             online.replay(x, y)
         (record,) = online.records()
         assert abs(record["coverage"] - 0.9) <= min(record["bound"], 0.03)
-    assert "certain: within" in online.summary()
+    assert "guaranteed: 90 % ±" in online.summary()
     assert "<pre>" in online._repr_html_()

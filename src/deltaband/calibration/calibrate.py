@@ -88,7 +88,8 @@ class Calibration:
             return list(map(MisfitMessage, self.suspicions))
         if self.drift_p_value < DRIFT_P_VALUE:
             what = f"do not look like the training rows (their leverages differ, p = {self.drift_p_value:.1g})"
-            return [f"the calibration rows {what}: the guarantee is for new rows that are like the calibration rows"]
+            advice = "the guarantee is for new rows that are like the calibration rows: if new rows are to be like the"
+            return [f"the calibration rows {what}; {advice} training rows, shuffle before you split"]
         return []
 
     def check_storable(self) -> None:

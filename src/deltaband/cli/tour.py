@@ -30,7 +30,7 @@ TRAINING_STEPS = 3000
 GREY = LIGHT["grey"]  # on white and on black
 DARK_PAGE = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
 METRICS = (metrics.coverage, metrics.mean_width, metrics.width_error_correlation, metrics.interval_score)
-HEADER = ("data", "engine", "p_cov", "w_sd", "r", "score", "p*", "seconds")  # of the table
+HEADER = ("data", "engine", "coverage", "width", "width–error r", "score", "p*", "seconds")  # of the table
 
 
 def tour(out: Path, steps: int = TRAINING_STEPS) -> None:
@@ -48,9 +48,9 @@ def tour(out: Path, steps: int = TRAINING_STEPS) -> None:
             problem = make(steps)  # drawn before the engines are timed: torch has warmed up then
             pictures += _save(problem, draw, size, out)
             scores += compare(problem)
-    print("Engines compared, without a calibration:")
+    print("Engines compared, without a calibration (95 %; widths in standard deviations of y; p* effective parameters):")
     print(format_table([dict(zip(HEADER, score.values(), strict=True)) for score in scores]))
-    print(f"\nsaved {' and '.join(map(str, pictures))}")
+    print(f"\nsaved {', '.join(map(str, pictures))}")
 
 
 def usual() -> str:

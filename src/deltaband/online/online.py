@@ -189,7 +189,7 @@ class Online(KeptInFile):
             if each["observed"]:
                 about += f", {percent(each['coverage'])} covered"
             if not math.isnan(each["bound"]):
-                about += f" (certain: within {percent(min(each['bound'], 1.0))} of {level_name(self.level)} %)"
+                about += f" (guaranteed: {level_name(self.level)} % ± {percent(min(each['bound'], 1.0))})"
             if each["infinite"]:
                 about += f", {each['infinite']:,} infinite"
             lines.append(
