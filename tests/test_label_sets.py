@@ -47,7 +47,9 @@ def band() -> ClassificationIntervals:
 
 def test_sets_do_not_depend_on_a_damping_that_is_not_known() -> None:
     model, (X, y), (new, _) = Affine(4), draw(300, 4, seed=0), draw(50, 4, seed=2)
-    with pytest.raises(ValueError, match="weight decay of AdamW is not added.*for these alone damping=1.0 is as good"):
+    with pytest.raises(
+        ValueError, match=r"weight decay of AdamW is not added.*for these alone damping=1\.0 is as good"
+    ):
         ClassificationIntervals(model, optimizer=torch.optim.AdamW(model.parameters()))
     bands = [ClassificationIntervals(model, damping=damping).fit(X, y, progress=False) for damping in (1.0, 30.0)]
     one, other = (band.calibrate(*draw(200, 4, seed=1)).predict_set(new, 0.8) for band in bands)

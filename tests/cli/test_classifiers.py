@@ -142,7 +142,11 @@ def test_a_report_and_a_look_into_the_file(here, capsys):
         (2, "--by-class needs --calibration", [*FIT, "predicted", "--by-class"]),
         (2, "--sets needs --classes", [*FIT[:-1], "--sets", "aps"]),
         (2, "--classes must be predicted, all, or labels as in 0,2, got 'some'", [*FIT, "some"]),
-        (2, "--classes needs --weight-decay or --damping", [*FIT[:-3], "--classes", "all", "--calibration", "0.2"]),
+        (
+            2,
+            "--classes needs --weight-decay or --damping (any, --damping 1 say, for sets of labels alone)",
+            [*FIT[:-3], "--classes", "all", "--calibration", "0.2"],
+        ),
         (2, "one --target is expected, the column of labels, got kind, site", [*FIT, "all", "--target", "site"]),
         (1, "there is no class 3", [*FIT, "0,3"]),
         (2, "sets must be 'lac' or 'aps'", [*FIT, "all", "--sets", "raps", "--calibration", "0.2"]),

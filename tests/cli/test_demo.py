@@ -27,7 +27,8 @@ def short_run(tmp_path_factory):
 
 def test_the_table_has_a_line_for_each_engine_on_each_data_set(short_run):
     _, header, *lines = short_run[1].split("\n\n")[1].splitlines()
-    assert re.split(r"\s{2,}", header) == ["data", "engine", "coverage", "width", "width–error r", "score", "p*", "seconds"]
+    names = ["data", "engine", "coverage", "width", "width–error r", "score", "p*", "seconds"]
+    assert re.split(r"\s{2,}", header) == names
     assert [tuple(line.split()[:2]) for line in lines] == [
         ("gap", "Exact()"),
         ("gap", "ImportantDirections(rank=20)"),

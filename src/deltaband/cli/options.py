@@ -231,10 +231,7 @@ def check_together(given: Mapping[str, Any]) -> None:
         if wrong := next((each for each in NOT_FOR_CLASSES if each in there), None):
             raise Usage(f"{wrong} is for predictions of numbers, and --classes says that the network predicts labels")
         if not there & {"--weight-decay", "--damping"}:
-            raise Usage(
-                "--classes needs --weight-decay or --damping; sets of labels do not depend on it: for these alone "
-                "--damping 1 is as good as any"
-            )
+            raise Usage("--classes needs --weight-decay or --damping (any, --damping 1 say, for sets of labels alone)")
     if not there & {"--weight-decay", "--damping", "--calibration"}:
         raise Usage("give --weight-decay or --damping, or --calibration, which needs neither")
     if "--robust" in there and not there & {"--weight-decay", "--damping"}:

@@ -48,7 +48,7 @@ def tour(out: Path, steps: int = TRAINING_STEPS) -> None:
             problem = make(steps)  # drawn before the engines are timed: torch has warmed up then
             pictures += _save(problem, draw, size, out)
             scores += compare(problem)
-    print("Engines compared, without a calibration (95 %; widths in standard deviations of y; p* effective parameters):")
+    print("Engines compared at 95 %, uncalibrated (width: standard deviations of y; p*: effective parameters):")
     print(format_table([dict(zip(HEADER, score.values(), strict=True)) for score in scores]))
     print(f"\nsaved {', '.join(map(str, pictures))}")
 

@@ -309,7 +309,7 @@ class Regression:
                 text = f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
                 messages.append(FormulaMessage(text))
             elif p_star > n / 2 or nu < 10:
-                how = "often far too wide" if nu >= 1 else "n − p* is below 1: its widths are enormous, and mean nothing"
+                how = "often far too wide" if nu >= 1 else "n − p* is below 1: its widths mean nothing"
                 text = (
                     f"the network has p* = {p_star:.1f} effective parameters for n = {n} rows: the formula is "
                     f"unreliable here ({how}); calibrate on held-out data, or raise the damping if the "
