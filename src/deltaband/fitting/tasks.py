@@ -303,8 +303,7 @@ class Regression:
             if fit.covariance.damping is None:
                 continue
             nu = float(fit.degrees_of_freedom.min())  # of the output that has fewest
-            n = int(fit.observed[fit.degrees_of_freedom.argmin()])
-            p_star = n - nu
+            p_star = (n := int(fit.observed[fit.degrees_of_freedom.argmin()])) - nu
             if nu <= 0:
                 text = f"n − p* = {nu:.3g} is not positive: the formula has no answer; raise the damping, or calibrate"
                 messages.append(FormulaMessage(text))
