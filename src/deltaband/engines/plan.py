@@ -125,7 +125,7 @@ def parse_engine(engine: Any) -> Engine | None:
             return None
         if engine not in (known := registered_engines()):
             names = ", ".join(map(repr, ("auto", *known)))
-            raise ValueError(f"engine must be one of {names}, or an engine such as Nystrom(landmarks=500): {engine!r}")
+            raise ValueError(f"engine must be one of {names}, or one such as Nystrom(landmarks=500), got {engine!r}")
         return known[engine]()
     if not isinstance(engine, Engine):
         raise TypeError(f"engine must be 'auto', a name as 'exact' or an engine such as Exact(), got {engine!r}")
