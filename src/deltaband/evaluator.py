@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .data.batches import DEFAULT_BATCH_ROWS
+from .data.extras import with_gaps
 from .data.row_record import pair_hashes
 from .errors import EmptyDataError, said_once, warn
 from .metrics import SLAB_ROWS_AT_LEAST, Scores, evaluate
@@ -42,7 +43,7 @@ class Evaluator(Predictor):
             outputs: Names of the outputs.
             groups: Groups of the rows, labels (n,) or indicators (n, G), whose coverage is measured one by one. A band
                 that was calibrated by groups needs them, as `predict` does.
-            options: Other arguments of `predict`: `sample_weight`, `unknown`, `weights`.
+            options: Other arguments of `predict`: `sample_weight`, `unknown`, `weights`, `positions`.
 
         Returns:
             Coverage, also that of the worst slab, mean width, interval score, pinball loss, correlation of width and
@@ -50,10 +51,14 @@ class Evaluator(Predictor):
 
         Raises:
             EmptyDataError: If a loader gives no rows.
+            ValueError: If targets are NaN, unless `missing="ignore"`: each output is then measured on those it has.
             TypeError: If there are groups or options with a loader, which go with arrays.
         """
+        if (positions := options.pop("positions", None)) is not None:
+            return self._at(positions).evaluate(x, y, levels, outputs=outputs, groups=groups, **options)
         levels, network = list(parse_levels(levels)), self.spec.network()
         features: list[np.ndarray] = []
+        masked = False
         if y is not None:
             by_group = self._calibration is not None and self._calibration.is_by_group
             intervals = self.predict(x, levels, **options, **({"groups": groups} if by_group else {}))
@@ -67,7 +72,8 @@ class Evaluator(Predictor):
             with said_once():
                 for rows, targets, _ in self.spec.read_answers(x).chunks(lambda x: max(len(x), DEFAULT_BATCH_ROWS)):
                     self.spec.look_at(self.fits_, rows)
-                    parts.append((self.select_targets(targets), self.predict(rows, levels)))
+                    masked = masked or "observed" in rows.extras
+                    parts.append((self.select_targets(with_gaps(rows, targets)), self.predict(rows, levels)))
                     features.append(network.features(rows))
             if not parts:
                 raise EmptyDataError("there are no rows to evaluate the intervals on (a generator is read only once)")
@@ -76,6 +82,7 @@ class Evaluator(Predictor):
             outputs = [f"output {o}" for o in self.outputs_]
         same = len({part.shape[1] for part in features}) == 1  # sequences of other lengths may have other features
         about = {"x": np.concatenate(features) if same else None, "groups": groups}
+        about |= {"missing": "ignore" if masked or self._task.may_miss else None}
         joint = self._calibration is not None and self._calibration.is_joint
         scores = evaluate(given, intervals, outputs, joint=joint, **about)
         warn(*self.suspicions(given, intervals))
@@ -114,7 +121,7 @@ class Evaluator(Predictor):
         """Return what suggests that the network was not trained for rows with these targets (n, m).
 
         Args:
-            y: Targets, in the units of `predict`.
+            y: Targets, in the units of `predict`, NaN where there is none.
             intervals: The intervals of the rows.
 
         Returns:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .calibration.overlap import Overlapping
 from .data.batches import DEFAULT_BATCH_ROWS
-from .data.extras import with_extras
+from .data.extras import check_some, with_extras
 from .distributions import Distribution, Steps, StudentT, ends_of, levels_of, levels_of_steps, parse_probabilities
 from .engines.covariance import By
 from .errors import said_once, silenced
@@ -125,7 +125,7 @@ class Forecaster(Evaluator):
 
         Args:
             x: Inputs, no loader.
-            y: Their targets, in the units of `predict`.
+            y: Their targets, in the units of `predict`; with `missing="ignore"` NaN where there is none.
             symmetric, given: As in `quantile`.
 
         Returns:
@@ -136,12 +136,16 @@ class Forecaster(Evaluator):
             TypeError: If `x` is a loader.
         """
         targets, first, sums = self.select_targets(y), 0, np.zeros(len(self.outputs_))
+        there = ~(np.isnan(targets) & self._task.may_miss)
         for part in self._distributions(x, symmetric, given):
-            sums += part.crps(targets[first : first + len(part)]).reshape(len(part), -1).sum(axis=0)
+            here = slice(first, first + len(part))
+            scores = part.crps(np.where(there, targets, 0.0)[here]).reshape(len(part), -1)
+            sums += scores.sum(axis=0, where=there[here])
             first += len(part)
         if first != len(targets) or first == 0:
             raise ValueError(f"there must be one target per row, and a row: {first} rows, {len(targets)} targets")
-        mean = sums / first
+        check_some(there)
+        mean = sums / there.sum(axis=0)
         return float(mean[0]) if self._is_single else self.shaped(mean, 0)
 
     def _distributions(self, x: Any, symmetric: bool, given: dict[str, Any]) -> Iterator[Distribution]:

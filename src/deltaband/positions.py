@@ -11,9 +11,8 @@ import numpy as np
 from .calibration import AllOutputs, Calibration, EachOutput, PooledOutputs
 from .data.inputs import as_tensor
 from .fitting.fit import Fit
+from .fitting.some_outputs import some_outputs
 from .fitting.spec import all_outputs
-
-PER_OUTPUT = ("losses", "shares", "far", "n_targets")  # fields of a fit, (m,)
 
 
 def read_positions(positions: Any, fits: Sequence[Fit]) -> list[int]:
@@ -38,13 +37,7 @@ def read_positions(positions: Any, fits: Sequence[Fit]) -> list[int]:
 
 def at(fits: Sequence[Fit], calibration: Calibration | None, where: list[int]) -> tuple[tuple[Fit, ...], Any]:
     """Return fits and calibration of the outputs at these places."""
-    if len(fits) > 1:
-        chosen = tuple(fits[i] for i in where)
-    else:
-        own = {
-            name: each[where] for name in PER_OUTPUT if (each := getattr(fits[0], name)) is not None and len(each) > 1
-        }
-        chosen = (replace(fits[0], outputs=tuple(fits[0].outputs[i] for i in where), **own),)
+    chosen = tuple(fits[i] for i in where) if len(fits) > 1 else (some_outputs(fits[0], where),)
     if calibration is None:
         return chosen, None
     of_fits = where if len(fits) > 1 else [0]

@@ -24,6 +24,7 @@ from ..fitting.fit import (
     evaluate_rows,
     in_units_of_noise,
 )
+from ..fitting.some_outputs import some_outputs
 from ..fitting.spec import CROSSED, FitSpec, all_outputs
 from ..fitting.tasks import Regression
 from ..fitting.weights import targets_there
@@ -186,12 +187,7 @@ def _with_covariances(fit: Fit, covariances: Sequence[Covariance]) -> list[Fit]:
     """
     if len({covariance.damping for covariance in covariances}) == 1:
         return [replace(fit, covariance=covariances[0])]
-    found = []
-    for o, covariance in enumerate(covariances):
-        own = {name: getattr(fit, name)[o : o + 1] for name in ("losses", "outputs", "shares", "far")}
-        leverages = fit.leverages[:, o : o + 1] if len(fit.leverages) else fit.leverages
-        found.append(replace(fit, covariance=covariance, leverages=leverages, **own))
-    return found
+    return [replace(some_outputs(fit, [o]), covariance=each) for o, each in enumerate(covariances)]
 
 
 def _in_units(q: Sequence[np.ndarray], half: np.ndarray) -> list[np.ndarray]:
@@ -264,7 +260,7 @@ def calibrate(
         raise ValueError(f"output {none} has no target among the calibration rows: leave it out with outputs=")
     assert isinstance(spec.task, Regression)
     spec.task.check_units(y, mean, "calibrate")
-    suspicions = spec.task.suspicions(fits, y, mean, "the calibration rows", "scaled")
+    suspicions = spec.task.suspicions(fits, np.where(seen, y, np.nan), mean, "the calibration rows", "scaled")
     if strange and fits[0].n_rows >= MANY_ROWS and fits[0].ranges.are_left(excess):
         suspicions = [sanity.inputs(float(np.mean(excess > 0)), strange, "the calibration rows")]
     r = np.where(seen, (y - centre) / unit, np.nan)

@@ -83,3 +83,18 @@ def observed(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
     missing, there = y.isnan(), x.extras.get("observed")
     seen = (~missing).double() if there is None else (~missing).double() * there
     return x.with_extras(observed=seen), y.masked_fill(missing, 0.0)
+
+
+def with_gaps(x: Inputs, y: Tensor) -> Tensor:
+    """Return targets, NaN where the rows know that they are not there."""
+    there = x.extras.get("observed")
+    return y if there is None else y.masked_fill(there == 0, torch.nan)
+
+
+def check_some(there: np.ndarray) -> None:
+    """Raise unless each output has a target in one of these rows, given where there is one, (n, m)."""
+    if not there.any(axis=0).all():
+        o = int(np.argmin(there.any(axis=0)))
+        raise ValueError(
+            f"output {o} has no target among these rows: nothing can be said of it; give rows that have one"
+        )

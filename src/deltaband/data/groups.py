@@ -57,6 +57,8 @@ def group_names(indicators: Any) -> tuple[str, ...] | None:
     return tuple(map(str, indicators.columns)) if hasattr(indicators, "columns") else None
 
 
-def rows_of(values: Any, rows: slice) -> Any:
+def rows_of(values: Any, rows: slice | np.ndarray) -> Any:
     """Return some rows of an array, a list, or what pandas has."""
+    if isinstance(values, list | tuple) and not isinstance(rows, slice):
+        return [values[row] for row in rows]
     return values.iloc[rows] if hasattr(values, "iloc") else values[rows]

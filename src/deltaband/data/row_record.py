@@ -141,12 +141,14 @@ class Moments:
 def rank_correlation(y: np.ndarray, f: np.ndarray) -> np.ndarray:  # (n, m) each -> (m,)
     """Return what the rank correlation of each column with the other's is at most, by a bound of 97.5 %.
 
-    That of ranks has no outliers.
+    That of ranks has no outliers. Where y is NaN nothing counts.
     """
-    ranks = [np.argsort(np.argsort(each, axis=0), axis=0) - (len(y) - 1) / 2 for each in (y, f)]
-    found = np.clip(12 * (ranks[0] * ranks[1]).mean(axis=0) / (len(y) ** 2 - 1), -1.0, 1.0)
-    with np.errstate(divide="ignore"):  # equal ranks
-        return np.tanh(np.arctanh(found) + 1.96 / np.sqrt(max(len(y) - 3, 1)))
+    there = ~np.isnan(y)
+    n = there.sum(axis=0)
+    ranks = [np.argsort(np.argsort(np.where(there, each, np.inf), axis=0), axis=0) - (n - 1) / 2 for each in (y, f)]
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal ranks; a single row
+        found = np.clip(12 * (ranks[0] * ranks[1]).sum(axis=0, where=there) / (n * (n**2 - 1)), -1.0, 1.0)
+        return np.tanh(np.arctanh(found) + 1.96 / np.sqrt(np.maximum(n - 3, 1)))
 
 
 class RowSample:

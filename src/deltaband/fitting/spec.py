@@ -207,7 +207,7 @@ class FitSpec:
     def read_answers(self, loader: Any) -> Batches:
         """Return the user's data as batches, with targets as they are, in the units of `predict`."""
         loader = loader if self.collate is None else LabelledItems(loader, self.collate)
-        return read(loader, None, None, self.batch, self.inputs)
+        return read(loader, None, None, self.batch, self.inputs, may_miss=self.task.may_miss)
 
     def memory_per_fit(self, n_fits: int) -> float | None:
         """Return the bytes that each of several fits may take; None: as much as the plan allows a single one."""

@@ -143,10 +143,10 @@ class Regression:
 
     def possible_targets(self, y: Any) -> list[Tensor]:
         """Return what targets are in the units of training: if given in these, and if given in original units."""
-        given, found = read_targets(y), []
+        found = [read_targets(y)]
         with suppress(ValueError):  # they may be none that the transform takes
-            found += [] if self.units is None else [self._to_scaled(self.units, given)]
-        return [given, *found]
+            found += [] if self.units is None else [self._to_scaled(self.units, found[0])]
+        return [each.masked_fill(each.isnan(), 0.0) for each in found]  # as rows of a fit have them
 
     def _to_scaled(self, units: TargetTransform, given: Tensor) -> Tensor:
         columns, k = self.outputs or tuple(range(given.shape[1])), given.shape[1]
@@ -225,10 +225,10 @@ class Regression:
 
     def check_answers(self, y: np.ndarray, mean: np.ndarray) -> None:
         """Raise if targets (n, m), which should be in original units as predictions are, have been scaled."""
-        if self.units is None or len(y) < N_ROWS_TO_JUDGE:
-            return
-        if Moments.of(y, mean, self.units.to_original(y)).fit_other_units():
-            raise ValueError(sanity.other_units("original", "these rows"))
+        if self.units is not None and len(y) >= N_ROWS_TO_JUDGE:
+            y = np.where(there := ~np.isnan(y), y, mean)
+            if Moments.of(y, mean, self.units.to_original(y), there).fit_other_units():
+                raise ValueError(sanity.other_units("original", "these rows"))
 
     def _check_units(self, moments: Moments, call: str) -> None:
         if moments.fit_other_units():
@@ -240,11 +240,11 @@ class Regression:
         Rows that are like the training rows may be predicted badly, by a network that has learnt these by heart, but
         not half of them worse than by a standard deviation of the training targets, not with errors that a line
         through the predictions would take away, and not so that predictions and targets have nothing to do with each
-        other. `units` are those of y and f.
+        other. `units` are those of y and f; a target that is NaN is none. Where some are, errors are those of all outputs.
         """
-        if len(y) < N_ROWS_TO_JUDGE:
+        if (there := ~np.isnan(y)).sum(axis=0).min() < N_ROWS_TO_JUDGE:
             return []
-        moments, training = Moments.of(y, f, None), list(map(self.moments, fits))
+        moments, training = Moments.of(y, f, None, there), list(map(self.moments, fits))
         if (bad := (moments.explained < 0) & (moments.correlated > 0.5)).any():
             return [sanity.misfit(moments, bad, rows)]
         std = np.concatenate([each.std for each in training])
@@ -256,7 +256,7 @@ class Regression:
         learnt = np.sqrt(np.where(explained > 0.5, explained, 0.0))  # of the others little can be said
         if (bad := (moments.explained < 0) & (rank_correlation(y, f) < KEPT_CORRELATION * learnt)).any():
             return [sanity.unrelated(explained[bad][0], moments.explained[bad][0], rows)]
-        median = np.divide(np.median(np.abs(y - f), axis=0), std, out=np.zeros_like(std), where=std > 0)
+        median = np.nanmedian(np.abs(y - f) / np.where(std > 0, std, np.inf), axis=0 if there.all() else None)
         return [sanity.far_off(median, rows)] if (median > 1).any() else []
 
     def check_fits(self, fits: Sequence[Fit]) -> None:

@@ -72,15 +72,21 @@ def crps(y: Any, forecast: Any) -> float | np.ndarray:
 
 def crps_of_two_bounds(y: Any, forecast: Intervals) -> float | np.ndarray:
     """Return the same of intervals that have two bounds, of which one may be infinite in all rows."""
-    targets, mean, lower, upper = read(y, forecast)
+    found = crps_of_rows(forecast, *read(y, forecast)).mean(axis=0)
+    return found if np.ndim(forecast.mean) > 1 else float(found.item())
+
+
+def crps_of_rows(
+    forecast: Intervals, targets: np.ndarray, mean: np.ndarray, lower: np.ndarray, upper: np.ndarray
+) -> np.ndarray:  # (n, m)
+    """Return the scores of what `read` has read."""
     alpha = 1 - levels_of(forecast, lower)
     order = np.argsort(alpha)
     alpha, scores = alpha[order], interval_scores(targets, lower, upper, 1 - alpha)[:, :, order]
     nodes = np.concatenate([[0.0], alpha, [1.0]])
     ends = np.zeros_like(targets), 2 * np.abs(targets - mean)
     heights = np.concatenate([ends[0], alpha * scores, ends[1]], axis=2)  # (n, m, 2 + levels)
-    found = np.sum((heights[:, :, 1:] + heights[:, :, :-1]) / 2 * np.diff(nodes), axis=2).mean(axis=0) / 2
-    return found if np.ndim(forecast.mean) > 1 else float(found.item())
+    return np.sum((heights[:, :, 1:] + heights[:, :, :-1]) / 2 * np.diff(nodes), axis=2) / 2
 
 
 def _crps_of_draws(y: Any, draws: Any) -> float | np.ndarray:

@@ -109,7 +109,7 @@ def result(values: np.ndarray, intervals: Intervals) -> float | np.ndarray:  # (
     return values.reshape(shape) if shape else float(values.item())
 
 
-def read(y: Any, intervals: Intervals) -> tuple[np.ndarray, ...]:
+def read(y: Any, intervals: Intervals, may_miss: bool = False) -> tuple[np.ndarray, ...]:
     """Return targets (n, m, 1), mean (n, m, 1), lower and upper (n, m, levels), or raise if they do not match."""
     if not isinstance(intervals, Intervals):
         raise TypeError(f"expected Intervals, as predict returns them, got {type(intervals).__name__}")
@@ -127,7 +127,7 @@ def read(y: Any, intervals: Intervals) -> tuple[np.ndarray, ...]:
     if not (means_match and bounds_match):
         shapes = f"targets {tuple(y.shape)}, mean {mean.shape}, lower {lower.shape}, upper {upper.shape}"
         raise ValueError(f"the mean must be shaped like the targets, the bounds too, or with levels last; got {shapes}")
-    check_finite(y, "targets")
+    check_finite(y.nan_to_num(0.0, torch.inf, -torch.inf) if may_miss else y, "targets")
     if any(np.isnan(part).any() for part in (mean, lower, upper)):
         raise ValueError("the intervals hold NaN")
     return tuple(part.reshape(n, m, -1) for part in (y.numpy(), mean, lower, upper))

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from ..data.extras import check_some
+from ..data.groups import rows_of
 from ..display import element, fixed, html_table, number, percent, text_table
-from ..results import Intervals, data_frame, level_name
+from ..results import Intervals, data_frame, level_name, to_numpy
+from ..validation import check_choice
 from .conditional import SLAB_ROWS_AT_LEAST, GroupCoverage, coverage_by_group, worst_slab_coverage
 from .forecasts import crps, pinball_loss
 from .intervals import coverage, interval_score, levels_of, read, width_error_correlation
@@ -131,6 +134,7 @@ def evaluate(
     joint: bool = False,
     x: Any = None,
     groups: Any = None,
+    missing: Literal["ignore"] | None = None,
 ) -> Scores:
     """Compute how good intervals are, by output and level.
 
@@ -140,20 +144,26 @@ def evaluate(
         joint: Whether a level is for all outputs of a row at once; their joint coverage is then among the scores.
         x: Features (n, d) of the rows, for the coverage of the worst slab.
         groups: Groups of the rows, for the coverage of each: see `coverage_by_group`.
+        missing: "ignore": targets that are NaN are none. Each output is measured on those that it has, and rows without
+            any are left out.
 
     Returns:
         The scores; printed, a table.
 
     Raises:
-        ValueError: If shapes, names or levels do not fit together.
+        ValueError: If shapes, names or levels do not fit together, or an output has no target.
     """
-    targets, mean, lower, upper = read(y, intervals)
+    if missing is not None:
+        check_choice(missing, "missing", ("ignore",))
+    targets, mean, lower, upper = read(y, intervals, missing is not None)
     n, m, n_levels = lower.shape
-    several = m > 1 or np.ndim(intervals.mean) > 1
     names = tuple(map(str, outputs)) if outputs is not None else tuple(f"output {o}" for o in range(m))
     if len(names) != m:
         raise ValueError(f"the intervals are of {m} outputs, but {len(names)} names were given")
-    of_all = ((lower <= targets) & (targets <= upper)).all(axis=1).mean(axis=0) if joint and m > 1 else None
+    if np.isnan(targets).any():
+        return _on_those_there(y, intervals, outputs, joint, x, groups)
+    several = m > 1 or np.ndim(intervals.mean) > 1
+    of_all = _all_inside(targets, lower, upper) if joint and m > 1 else None
     found = {
         "coverage": coverage(y, intervals),
         "mean_width": (upper - lower).mean(axis=0),
@@ -175,4 +185,52 @@ def evaluate(
         n_rows=n,
         outputs=names if several or outputs is not None else ("prediction",),
         joint_coverage=of_all,
+    )
+
+
+def _all_inside(y: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:  # (levels,)
+    """Return the share of the rows that have targets whose targets are all inside."""
+    missing = np.isnan(y)
+    inside = (missing | ((lower <= y) & (y <= upper))).all(axis=1)
+    return inside[~missing.all(axis=(1, 2))].mean(axis=0)
+
+
+def _on_those_there(
+    y: Any, intervals: Intervals, outputs: Sequence[str] | None, joint: bool, x: Any, groups: Any
+) -> Scores:
+    """Return the scores where some targets are NaN; outputs that have them in the same rows are measured together."""
+    targets, *bounds = read(y, intervals, True)
+    there, dtype = ~np.isnan(targets[:, :, 0]), to_numpy(intervals.lower, None).dtype
+    check_some(there)
+    m, levels = there.shape[1], tuple(levels_of(intervals, bounds[1]).tolist())
+    patterns, which = np.unique(there, axis=1, return_inverse=True)
+    scores: dict[str, np.ndarray] = {name: np.empty((m, len(levels))) for name in SCORE_NAMES}
+    scores |= {name: np.empty((m, 1)) for name in ("rmse", "crps")}
+    by_group: dict[Any, list[Any]] = {}
+    for k, pattern in enumerate(patterns.T):
+        of, rows = which.reshape(-1) == k, np.flatnonzero(pattern)
+        mean, lower, upper = (part[rows][:, of].astype(dtype) for part in bounds)
+        about: dict[str, Any] = {
+            "x": None if x is None else rows_of(x, rows),
+            "groups": None if groups is None else rows_of(groups, rows),
+        }
+        part = evaluate(targets[rows][:, of, 0], Intervals(mean[:, :, 0], lower, upper, levels), **about)
+        for name, values in scores.items():
+            values[of] = np.reshape(getattr(part, name), (-1, values.shape[1]))
+        for label, (size, *shares) in (part.by_group or {}).items():
+            whole = by_group.setdefault(label, [0, *np.full((3, m, len(levels)), np.nan)])
+            whole[0] = max(whole[0], size)
+            for values, share in zip(whole[1:], shares, strict=True):
+                values[of] = share
+    several = m > 1 or np.ndim(intervals.mean) > 1
+    shape, names = (m, -1) if several else (-1,), [f"output {o}" for o in range(m)] if several else ["prediction"]
+    found: dict[str, Any] = {name: values.reshape(shape) for name, values in scores.items()}
+    found |= {name: found[name].reshape(-1) if several else float(found[name][0]) for name in ("rmse", "crps")}
+    return Scores(
+        levels,
+        **found,
+        by_group={label: GroupCoverage(*of_label) for label, of_label in by_group.items()} if by_group else None,
+        n_rows=int(there.any(axis=1).sum()),
+        outputs=tuple(names if outputs is None else map(str, outputs)),
+        joint_coverage=_all_inside(targets, *bounds[1:]) if joint and m > 1 else None,
     )

@@ -13,6 +13,7 @@ import numpy as np
 from .. import display, metrics
 from ..classification import ClassificationIntervals
 from ..data.batches import read
+from ..data.extras import with_gaps
 from ..data.inputs import Inputs
 from ..display import DARK, LIGHT, decimals, evenly_spaced, fixed, number
 from ..engines import Spectrum
@@ -58,7 +59,7 @@ def page(
     Args:
         band: Fitted intervals; a classifier's page is about labels, their probabilities and sets.
         x: Inputs, preferably of rows that the network was neither trained nor calibrated on; or a loader of (x, y).
-        y: The targets of inputs, in the units of `predict`.
+        y: The targets of inputs, in the units of `predict`; NaN where there is none, if the band has missing="ignore".
         level: The level of the intervals.
         columns: Values of the rows by name, numbers, dates or text, to break the coverage down by.
         names: Names of the features of an `x` of shape (n, d), which then are columns too.
@@ -77,11 +78,12 @@ def page(
     template = _template("labels.html" if isinstance(band, ClassificationIntervals) else "page.html")
     if not isinstance(monitor, Monitor | None):
         raise TypeError(f"monitor must be a Monitor, as band.monitor() gives it, got {describe(monitor)}")
+    masked = False
     if y is None:
         if not isinstance(band, ClassificationIntervals):
             check_band(band)
-        inputs, y = read(x, unpack=band.spec.batch).whole()
-        x = inputs.as_given()
+        inputs, y = read(x, unpack=band.spec.batch, may_miss=band.spec.task.may_miss).whole()
+        x, y, masked = inputs.as_given(), with_gaps(inputs, y), "observed" in inputs.extras
     if isinstance(band, ClassificationIntervals):
         if monitor is not None or outputs is not None or given:
             name = next(iter(given), "outputs" if monitor is None else "monitor")
@@ -91,10 +93,10 @@ def page(
         about = {"found": of_labels, "shown": labels.section(band, of_labels, x, table)}
         about |= {"units": partial(number, digits=3)}
         return _rendered(template, band, title or "Sets of labels", settings, {**about, "one_spectrum_each": False})
-    evaluation = evaluate(band, x, y, level, outputs, given)
+    evaluation = evaluate(band, x, y, level, outputs, given, masked)
     passed = [f", {name}={each!r}" if isinstance(each, str) else f", {name}={name}" for name, each in given.items()]
     now = f"old.predict(x, {evaluation.outputs[0].coverage.level!r}{''.join(passed)})"
-    shown = _columns(columns, names, x, evaluation.outputs[0].coverage.n)
+    shown = _columns(columns, names, x, evaluation.n_rows)
     by_deviation = sorted(evaluation.outputs, key=lambda each: -abs(each.coverage.share - each.coverage.level))
     detailed = [each for each in evaluation.outputs if each in by_deviation[:MAX_DETAILED_OUTPUTS]]
     n_drawn = min(MAX_DRAWN_ROWS, MAX_DRAWN_ROWS_IN_ALL // len(detailed))
@@ -194,6 +196,7 @@ def _section(
     output: OutputEvaluation, columns: Mapping[str, Column], n_drawn: int, now: str, of_output: str
 ) -> dict[str, Any]:
     """Return what the page says about an output; `now` is the call for its intervals, `of_output` picks its part."""
+    columns = {name: each.of(output.rows) for name, each in columns.items()}
     by_width = group_by_width(output.width)
     breakdowns = [Breakdown("width", Column(output.width), by_width, f"{now}.width{of_output}", of_band=True)]
     if output.intervals.far.any():
@@ -214,9 +217,15 @@ def _section(
     tips = {}
     for row in drawn.tolist():
         mean, lower, upper, target = (units(part[row]) for part in (*output.intervals, output.y))
-        tips[row] = [mean, f"{lower} to {upper}", target, *(each.format(each.values[row]) for each in in_tips.values())]
+        tips[int(output.rows[row])] = [
+            mean,
+            f"{lower} to {upper}",
+            target,
+            *(each.format(each.values[row]) for each in in_tips.values()),
+        ]
     return {
         "output": output,
+        "columns": columns,
         "drawn": drawn,
         "units": units,
         "undercovered": undercovered,

@@ -54,7 +54,7 @@ def sorted_by_width(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Markup
     picture = axes.picture(
         axes.area(position[curve], low, high, fill=display.BAND),
         axes.line(axes.x_span, np.zeros(2), stroke=display.BLUE, stroke_width=1),
-        *_row_dots(axes, position[drawn], error, drawn, output.missed),
+        *_row_dots(axes, position[drawn], error, drawn, output),
         describe="Targets less predictions and their intervals, sorted by width",
     )
     return picture, len(inliers) < len(shown)
@@ -71,7 +71,7 @@ def width_against_error(output: OutputEvaluation, drawn: np.ndarray) -> tuple[Ma
     x = np.clip(axes.x_span, 2 * axes.y.low, 2 * axes.y.high)  # the line ends where the picture does
     picture = axes.picture(
         axes.line(x, x / 2, **display.DASHED),
-        *_row_dots(axes, width, error, drawn, output.missed),
+        *_row_dots(axes, width, error, drawn, output),
         describe="Absolute errors over the width of the interval",
     )
     return picture, min(len(wide), len(high)) < len(drawn)
@@ -101,11 +101,11 @@ def without_outliers(values: np.ndarray) -> np.ndarray:
     return finite[(finite >= low - (high - low)) & (finite <= high + (high - low))]
 
 
-def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, missed: np.ndarray) -> list[Markup]:
+def _row_dots(axes: Axes, x: np.ndarray, y: np.ndarray, drawn: np.ndarray, output: OutputEvaluation) -> list[Markup]:
     """Draw one dot per row, with misses larger and on top."""
-    gone = missed[drawn]
+    gone, number = output.missed[drawn], output.rows[drawn]
     grey, red = {"fill": display.GREY, "fill_opacity": 0.7}, {"fill": display.VERMILLION, "class_": "missed"}
     return [
-        element("g", *(axes.dot(x[k], y[k], radius, data_row=drawn[k]) for k in np.flatnonzero(which)), **style)
+        element("g", *(axes.dot(x[k], y[k], radius, data_row=number[k]) for k in np.flatnonzero(which)), **style)
         for which, radius, style in ((~gone, 2, grey), (gone, 3, red))
     ]

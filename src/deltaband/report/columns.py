@@ -1,12 +1,12 @@
 """Columns of values beside the rows of a report, and groups of rows by them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from itertools import pairwise
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -26,6 +26,10 @@ class Column:
 
     values: np.ndarray  # (n,)
     kind: Literal["number", "date", "text"] = "number"
+
+    def of(self, rows: np.ndarray) -> Self:
+        """Return the values of some rows."""
+        return replace(self, values=self.values[rows])
 
     @cached_property
     def _decimals(self) -> int | None:

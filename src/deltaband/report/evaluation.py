@@ -12,12 +12,13 @@ import torch
 from .. import metrics
 from ..calibration import EXCESS_SEEN_SHARE, AllOutputs
 from ..data.batches import check_lengths, read_targets
+from ..data.extras import check_some
 from ..data.groups import rows_of
 from ..data.inputs import Inputs, check_finite
 from ..data.row_record import share_by_chance
 from ..errors import warn
 from ..intervals import PredictionIntervals
-from ..metrics.forecasts import crps_of_two_bounds
+from ..metrics.forecasts import crps_of_rows
 from ..results import Intervals, interval_arrays, parse_levels
 
 CURVE_LEVELS = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98, 0.99)
@@ -110,6 +111,11 @@ class OutputEvaluation(Covered):
     has_own_level: bool = True  # False where the level is for all outputs together
     crps: float = math.nan  # over the levels of the curve
     worst_slab: float = math.nan  # coverage between the two parallel planes where it is lowest
+    numbers: np.ndarray | None = None  # (n,) those of the rows, where others have no target
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        return np.arange(len(self.y)) if self.numbers is None else self.numbers
 
     @cached_property
     def missed(self) -> np.ndarray:
@@ -128,6 +134,7 @@ class Evaluation(NamedTuple):
     joint_curve: tuple[Coverage, ...]
     unavailable_levels: list[float]  # levels of the curve that need more calibration rows
     share_seen_in_training: float  # 0 where repetitions among the training rows explain it
+    n_rows: int
     suspicions: list[str]  # why these rows do not look like those that the network was trained on
 
 
@@ -145,18 +152,24 @@ def evaluate(
     level: float,
     names: Sequence[str] | None,
     given: Mapping[str, Any] | None = None,
+    may_miss: bool = False,
 ) -> Evaluation:
-    """Compare the intervals of `x` with the targets `y`; `names` are those of the outputs, `given` is for `predict`."""
+    """Compare the intervals of `x` with the targets `y`; `names` are those of the outputs, `given` is for `predict`.
+
+    With `may_miss`, as with a band's `missing="ignore"`, a target that is NaN is none.
+    """
     check_band(band)
     chosen = band.outputs_
     if np.ndim(level) != 0:
         raise ValueError(f"a report is about one level, got {level!r}")
     (level,) = parse_levels(level)
     inputs, targets = band.spec.known_inputs(band.fits_, x), band.select_targets(y)
-    check_finite(torch.from_numpy(targets), "targets")
+    there = ~(np.isnan(targets) & (may_miss or band.spec.task.may_miss))
+    check_finite(torch.from_numpy(np.where(there, targets, 0.0)), "targets")
     check_lengths(inputs, torch.from_numpy(targets))
     if len(inputs) == 0:
         raise ValueError("a report needs at least one row, got none")
+    check_some(there)
     if names is None:
         names = [f"output {o}" for o in chosen] if len(chosen) > 1 else ["prediction"]
     if len(names) != len(chosen):
@@ -182,28 +195,32 @@ def evaluate(
         mean, lower, upper = interval_arrays(found, np.float64)
         far = np.zeros(len(mean), dtype=bool) if found.far is None else np.asarray(found.far)
         inside = (lower <= targets[chunk, :, None]) & (targets[chunk, :, None] <= upper)  # (n, m, levels)
-        covered += np.vstack([inside.sum(axis=0), inside.all(axis=1).sum(axis=0)])
-        crps += np.reshape(crps_of_two_bounds(targets[chunk], found), -1) * len(mean) / len(inputs)
+        some = there[chunk].any(axis=1)
+        jointly = (inside | ~there[chunk, :, None]).all(axis=1)[some]
+        covered += np.vstack([inside.sum(axis=0), jointly.sum(axis=0)])
+        scores = crps_of_rows(found, targets[chunk, :, None], mean[:, :, None], lower, upper)
+        crps += scores.sum(axis=0, where=there[chunk]) / there.sum(axis=0)
         parts.append((mean, lower[:, :, at], upper[:, :, at], far))
         seen += len(mean) * band.share_seen_in_training(inputs[chunk], all_targets[chunk]) / len(inputs)
     mean, lower, upper, far = (np.concatenate(part) for part in zip(*parts, strict=True))
     *curves, joint_curve = (
-        tuple(Coverage(each, int(k), len(inputs), n_calibration) for each, k in zip(levels, counts, strict=True))
-        for counts in covered
+        tuple(Coverage(each, int(k), n, n_calibration) for each, k in zip(levels, counts, strict=True))
+        for counts, n in zip(covered, (*there.sum(axis=0).tolist(), int(there.any(axis=1).sum())), strict=True)
     )
     outputs = []
     for o, (name, curve) in enumerate(zip(names, curves, strict=True)):
-        intervals = Intervals(mean[:, o], lower[:, o], upper[:, o], level, far)
-        slab = _worst_slab(band, inputs, targets[:, o], intervals)
+        rows = np.flatnonzero(there[:, o])
+        y_of, intervals = targets[rows, o], Intervals(mean[:, o], lower[:, o], upper[:, o], level, far)[rows]
+        slab = _worst_slab(band, inputs[rows], y_of, intervals)
         about = (not joint, float(crps[o]), slab)
-        outputs.append(OutputEvaluation(str(name), targets[:, o], intervals, curve[at], curve, *about))
+        outputs.append(OutputEvaluation(str(name), y_of, intervals, curve[at], curve, *about, rows))
     by_chance = share_by_chance(band.fits_[0].seen.repeated, len(inputs)) + EXCESS_SEEN_SHARE
     unavailable = [each for each in wanted if each not in levels]
     joint_coverage = joint_curve[at] if joint else None
     suspicions = band.suspicions(targets, Intervals(mean, lower, upper, level))
     warn(*suspicions)
     seen = seen if seen > by_chance else 0.0
-    return Evaluation(outputs, joint_coverage, joint_curve, unavailable, seen, suspicions)
+    return Evaluation(outputs, joint_coverage, joint_curve, unavailable, seen, len(inputs), suspicions)
 
 
 def _worst_slab(band: PredictionIntervals, inputs: Inputs, y: np.ndarray, intervals: Intervals) -> float:
