@@ -1,5 +1,7 @@
 """Outputs of any shape: missing targets, quantiles for shares of a row's outputs, positions, forward mode."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -294,7 +296,7 @@ def test_forward_mode_gives_what_backward_passes_do(name, engine, weighted, monk
     asked = {"sample_weight": w[:3]} if weighted else {}
     fast = band.variance(x[:3]), band.leverage(x[:3]), band.predict(x[:3], 0.9, **asked).upper
     assert bool(used) == expected_kind
-    monkeypatch.setattr(specs, "forward", lambda network, S, n_outputs: network)
+    monkeypatch.setattr(specs, "forward", lambda network, S, n_outputs, memory: network)
     slow = band.variance(x[:3]), band.leverage(x[:3]), band.predict(x[:3], 0.9, **asked).upper
     for one, other in zip(fast, slow, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
@@ -345,6 +347,36 @@ def test_forward_mode_is_bounded_in_memory_and_left_where_it_is_wrong(monkeypatc
     g = network.gradients(Inputs.of(x), slice(0, 2))[1]
     whole = Network(network.model_copy, network.layers, network.head).gradients(Inputs.of(x), slice(0, 2))[1]
     torch.testing.assert_close(g.rows(), whole.rows())
+
+
+def test_forward_mode_takes_a_share_of_the_memory_that_there_is(monkeypatch):
+    torch.manual_seed(0)
+    net, x = networks()["conv"].double().eval(), torch.randn(8, 1, 6, 6, dtype=torch.float64)
+    band = PredictionIntervals(net, weight_decay=DECAY, engine=RandomProjection(25)).fit(x, net(x).detach() + 0.1)
+    expected, widths, along = band.variance(x), [], ForwardNetwork._along
+
+    def noted(self, x, directions, *group):
+        widths.append(len(x) * len(directions))
+        return along(self, x, directions, *group)
+
+    monkeypatch.setattr(ForwardNetwork, "_along", noted)
+
+    def most(memory, free):
+        band.spec = replace(band.spec, memory=memory)
+        monkeypatch.setattr(specs, "free_memory", lambda: free)
+        widths.clear()
+        torch.testing.assert_close(band.variance(x), expected, rtol=1e-9, atol=0)
+        return band.spec.fitted_network(band.fits_[0]).chunk_rows(x), max(widths)
+
+    rows, width = most(None, 2**34)
+    for memory, free in ((2**19, 2**34), (None, 2**19)):  # bytes
+        fewer, narrower = most(memory, free)
+        assert 1 <= fewer < rows
+        assert 25 <= 25 * narrower < 25 * width
+    monkeypatch.setattr(specs, "free_memory", lambda: 0.0)
+    network = band.spec.fitted_network(band.fits_[0])
+    assert network.chunk_rows(x) == network._at_once(Inputs.of(x)) == 1
+    assert next(iter(network.groups(Inputs.of(x)))) == slice(0, 1)
 
 
 def test_a_few_probes_too_many_are_told_with_the_number_needed():

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from deltaband import PredictionIntervals
+from deltaband.network.model_copy import ModelCopy
 from tests.support.networks import regression
 
 X, Y = regression(60)
@@ -175,3 +176,30 @@ def test_buffers_that_are_views_of_a_kind(make):
     model = nn.Linear(3, 1).double()
     model.register_buffer("f", make(torch.randn(3, dtype=torch.cfloat)))
     assert PredictionIntervals(model, damping=1.0).fit(X, Y, progress=False).predict(X).mean.isfinite().all()
+
+
+def test_the_copy_is_kept_for_networks_that_return_a_variance(monkeypatch):
+    made, init = [], ModelCopy.__init__
+    monkeypatch.setattr(ModelCopy, "__init__", lambda self, *a, **k: made.append(1) or init(self, *a, **k))
+    model = nn.Linear(3, 2).double()
+    band = PredictionIntervals(model, damping=1.0, variance="log_variance").fit(X, Y, progress=False)
+    first = band.predict(X).upper
+    made.clear()
+    np.testing.assert_array_equal(band.predict(X).upper, first)
+    assert not made
+    with torch.no_grad():
+        model.bias += 1.0
+    assert not np.allclose(band.predict(X).upper, first)
+    assert made
+
+
+def test_what_a_partial_function_holds_is_seen_by_the_next_call():
+    gain, table = Gain(1.0), {"scale": 1.0}
+    output = functools.partial(lambda held, y, of: y * held.value * of["scale"], gain, of=table)
+    model = nn.Linear(3, 1).double()
+    band = PredictionIntervals(model, damping=1.0, output=output).fit(X, Y, progress=False)
+    for change in (lambda: setattr(gain, "value", 2.0), lambda: table.update(scale=3.0)):
+        band.predict(X)
+        change()
+        expected = (model(X) * gain.value * table["scale"])[:, 0].detach()
+        np.testing.assert_allclose(band.predict(X).mean, expected, rtol=1e-12)

@@ -96,7 +96,8 @@ class FitSpec:
         network = Network(known, layers, head=head)
         if fit is None or fit.n_outputs <= EXACT_OUTPUTS:
             return network
-        return forward(network, getattr(fit.covariance, "S", None), fit.n_outputs)
+        memory = free_memory() if self.memory is None else self.memory
+        return forward(network, getattr(fit.covariance, "S", None), fit.n_outputs, memory)
 
     @property
     def takes_last_layer(self) -> bool:

@@ -240,7 +240,7 @@ class Regression:
         Rows that are like the training rows may be predicted badly, by a network that has learnt these by heart, but
         not half of them worse than by a standard deviation of the training targets, not with errors that a line
         through the predictions would take away, and not so that predictions and targets have nothing to do with each
-        other. `units` are those of y and f; a target that is NaN is none. Where some are, errors are those of all outputs.
+        other. `units` are those of y and f; a target that is NaN is none. With gaps errors are those of all outputs.
         """
         if (there := ~np.isnan(y)).sum(axis=0).min() < N_ROWS_TO_JUDGE:
             return []

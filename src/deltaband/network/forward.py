@@ -25,24 +25,28 @@ from .layers.projection import Projection
 from .network import Network, plain_autograd
 
 COORDINATE_BYTES, TANGENT_BYTES = 2**27, 2**26  # of rows computed at once; of directions, and of passes along them
+COORDINATE_SHARE, TANGENT_SHARE = 1 / 4, 1 / 8  # of the memory that there is, at most, for these
 TRIED_DIRECTIONS = 4
 
 
-def forward(network: Network, S: Projection | None, n_outputs: int) -> Network:
+def forward(network: Network, S: Projection | None, n_outputs: int, memory: float) -> Network:
     """Return a network that takes the directions of S, or all parameters, if they are fewer than a row's outputs."""
     n_directions = network.n_parameters if S is None else S.dim
-    return network if n_outputs <= n_directions else ForwardNetwork(network, S)
+    return network if n_outputs <= n_directions else ForwardNetwork(network, S, memory)
 
 
 class ForwardNetwork(Network):
     """A network of many outputs whose gradients come by forward mode: projected by S, or whole where there is none.
 
-    Whether that is right is tried for each kind of inputs, against a backward pass; where not, they come by these.
+    Whether that is right is tried for each kind of inputs, against a backward pass; where not, they come by these. One
+    row and one direction at a time take what they take; more are passed at once as far as `memory` allows.
     """
 
-    def __init__(self, network: Network, S: Projection | None) -> None:
+    def __init__(self, network: Network, S: Projection | None, memory: float) -> None:
         super().__init__(network.model_copy, network.layers, network.head)
         self.S: Final = S
+        self._for_rows: Final = int(min(COORDINATE_BYTES, COORDINATE_SHARE * memory))
+        self._for_directions: Final = int(min(TANGENT_BYTES, TANGENT_SHARE * memory))
         self._is_forward = True  # for the inputs that were asked about last
 
     def gradients(self, x: Inputs, group: slice = slice(None)) -> tuple[Tensor, GradientBatch]:
@@ -66,10 +70,10 @@ class ForwardNetwork(Network):
         if not self._works(x):
             return super().chunk_rows(x)
         row_bytes = self._coordinate_bytes * self.validate(x) + self._accepted(Inputs.of(x)).pass_bytes
-        return max(1, COORDINATE_BYTES // row_bytes)
+        return max(1, self._for_rows // row_bytes)
 
     def _outputs_at_once(self, n_outputs: int) -> int:
-        most = COORDINATE_BYTES // self._coordinate_bytes
+        most = self._for_rows // self._coordinate_bytes
         return max(1, min(n_outputs, most)) if self._is_forward else super()._outputs_at_once(n_outputs)
 
     def groups(self, x: Inputs) -> Iterator[slice]:
@@ -89,7 +93,7 @@ class ForwardNetwork(Network):
     def _at_once(self, x: Inputs) -> int:
         """Return along how many directions to pass at once."""
         per_direction = len(x) * self._accepted(x).pass_bytes + self.n_parameters * self.dtype.itemsize
-        return max(1, TANGENT_BYTES // per_direction)
+        return max(1, self._for_directions // per_direction)
 
     def _along(self, x: Inputs, directions: Tensor, group: slice = slice(None)) -> Tensor:  # (c, p) -> (c, b, m)
         names = self._names

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from itertools import chain
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -40,7 +40,7 @@ SEARCHED_ITEMS, SEARCHED_DEPTH = 1000, 8  # of containers in attributes
 IMMUTABLE_TYPE = 1 << 8  # a flag of classes that are not written in Python
 IGNORED = frozenset(("training", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", *OUTSIDE))
 ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, range, torch.dtype, torch.device, torch.Size))
-CONTAINERS, CODE = (dict, list, tuple, set, frozenset), (type, FunctionType, BuiltinFunctionType)
+CONTAINERS, CODE = (dict, list, tuple, set, frozenset, partial), (type, FunctionType, BuiltinFunctionType)
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -287,7 +287,8 @@ class _Description:
             raise TypeError(f"the state of {kind.__name__} cannot be followed")
         items = self._attributes(value) if hasattr(value, "__dict__") else []
         if isinstance(value, CONTAINERS):
-            items += self._items(value, value.values()) if isinstance(value, dict) else self._items(value)
+            held = (value.func, value.args, value.keywords) if isinstance(value, partial) else value
+            items += self._items(held, held.values()) if isinstance(held, dict) else self._items(held)
         if len(items) > SEARCHED_ITEMS:
             raise TypeError(f"a {kind.__name__} of {len(items)} items is too long to be followed")
         return id(value), kind, *[self._describe(each, depth - 1) for each in items]
@@ -322,9 +323,8 @@ class _Description:
         return self._items(vars(value), vars(value).values())
 
     def _items(self, *collections: Collection[Any]) -> list[Any]:
-        items = list(chain(*collections))
         self._collections += collections
-        self._content += items
+        self._content += (items := list(chain(*collections)))
         return items
 
 
