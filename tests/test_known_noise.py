@@ -352,8 +352,10 @@ def test_what_does_not_fit_together_is_refused():
             PredictionIntervals(model, damping=1.0, **options)
     with pytest.raises(TypeError, match="variance must be"):
         PredictionIntervals(model, damping=1.0, variance=3)
-    with pytest.raises(TypeError, match=r"got tuple; pick the prediction .* variance as well, give variance="):
+    with pytest.raises(TypeError, match=r"got tuple; pick the prediction .*\[0\] .*cat\(out, 1\); .*, give variance="):
         PredictionIntervals(model, damping=1.0).fit(X, Y, progress=False)
+    with pytest.raises(TypeError, match=r"got dict; pick the prediction .* out\['price'\] "):
+        PredictionIntervals(Named(), damping=1.0).fit(X, Y, progress=False)
     with pytest.raises(ValueError, match=r"a mean and a variance .* by two functions, output= and variance="):
         PredictionIntervals(nn.Linear(3, 1).double(), variance="variance").fit(X, Y, progress=False)
     with pytest.raises(ValueError, match="three quantiles"):
@@ -464,6 +466,15 @@ def test_quantiles_cover_as_often_as_they_say():
             found.append(metrics.coverage(y[39:], band.predict(x[39:], level)))
     for level, found in covered.items():
         assert np.mean(found) == pytest.approx(level, abs=0.06)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1).double()
+
+    def forward(self, x):
+        return {"price": self.layer(x)}
 
 
 class Times(nn.Module):

@@ -111,8 +111,10 @@ def try_rows(model: ModelCopy, x: Inputs) -> AcceptedInputs:
 
 def _check_output(y: Any, b: int) -> None:
     if not isinstance(y, Tensor):
-        pick = "pick the prediction with output=, such as output=lambda out: out[0] or output=lambda out: out.logits"
-        pick += "; if the network returns its variance as well, give variance=" if isinstance(y, tuple) else ""
+        key = repr(next(iter(y), 0)) if isinstance(y, dict) else "0"
+        pick = f"pick the prediction with output=, such as output=lambda out: out[{key}] or lambda out: out.logits"
+        if isinstance(y, tuple):
+            pick += ", or all by torch.cat(out, 1); if the network returns its variance as well, give variance="
         raise TypeError(f"the network must return one tensor, got {type(y).__name__}; {pick}")
     if not y.is_floating_point():
         raise TypeError(f"the network must return real numbers, got {y.dtype}")
