@@ -6,7 +6,8 @@ work: the gradients and the solve, written down for this network alone, without 
 one thread, of the process's own time: other work on the machine, which shows in `wall ms`, hardly changes them.
 
 A second table has networks of four families and more engines: rows per second of `predict` in batches of 1,024, beside
-a plain forward pass of the same rows and a forward and backward pass; `--families` measures that one alone.
+a plain forward pass of the same rows and a forward and backward pass; `--families` measures that one alone. A third
+has the programs of `export` beside a plain forward pass; `--export` measures that one alone.
 
 Runs with different labels share the first table. An older version of the library is measured with its `src` folder on
 PYTHONPATH: `PYTHONPATH=../older/src python -m benchmarks.latency --label before`.
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import inspect
 import json
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -82,6 +84,8 @@ SERVING_ENGINES: dict[str, Engine] = {
 FITTED_ROWS, SERVED_ROWS = 1000, 1024
 COMPRESSED_TO = 0.05
 MOST_PASSES = 3.0  # goal: of a projection, in forward and backward passes
+EXPORTED_ROWS = (1, 256)
+MOST_FORWARDS = 3.0  # goal: of an exported projection for more rows, in forward passes
 
 
 class Bare:
@@ -183,14 +187,38 @@ def fitted(model: nn.Module, case: Case, X: Tensor, y: Tensor) -> PredictionInte
     return band.fit(X, y, progress=False)
 
 
-def measured(case: Case, seconds: float = SECONDS_PER_CASE) -> dict[str, dict[str, Any]]:
-    """Medians in milliseconds, by the name of the measurement."""
+def made(case: Case) -> tuple[nn.Sequential, Tensor, PredictionIntervals]:
+    """The network, the rows and the band of a case."""
     torch.manual_seed(0)
     model = perceptron(*WIDTHS[case.network])
     X = torch.randn(case.n_rows, WIDTHS[case.network][0])
     with torch.no_grad():
         y = model(X)[:, 0] + torch.randn(len(X))
-    band = fitted(model, case, X, y)
+    return model, X, fitted(model, case, X, y)
+
+
+def exported(network: str, n: int = 500, seconds: float = SECONDS_PER_CASE) -> dict[str, dict[str, float]]:
+    """Milliseconds of the process's own time, of a forward pass and of the program of a projection, by rows."""
+    model, X, band = made(Case(network, "projection", n))
+    with tempfile.TemporaryDirectory() as folder:
+        band.export(Path(folder) / "band.pt2")
+        program = torch.export.load(Path(folder) / "band.pt2").module()
+    found = {}
+    for rows in EXPORTED_ROWS:
+        x = torch.randn(rows, X.shape[1])
+        runners = {"forward": lambda x=x: model(x), "program": lambda x=x: program(x)}
+        with torch.no_grad():
+            times = _medians([*runners.values(), lambda x=x: band.predict(x)], seconds / len(EXPORTED_ROWS))
+        names = [*runners, "predict"]
+        found[f"{network}, {rows} row{'s'[: rows > 1]}"] = {
+            name: own for name, (own, _) in zip(names, times, strict=True)
+        }
+    return found
+
+
+def measured(case: Case, seconds: float = SECONDS_PER_CASE) -> dict[str, dict[str, Any]]:
+    """Medians in milliseconds, by the name of the measurement."""
+    model, X, band = made(case)
     variance = getattr(Bare(model, X), case.form)(X)
     results = {}
     for rows in case.batches:
@@ -299,6 +327,7 @@ def markdown(content: dict[str, Any]) -> str:
         + "\n".join(table)
         + "\n"
         + ("\n" + families_table(content["families"]) if content.get("families") else "")
+        + ("\n" + export_table(content["export"]) if content.get("export") else "")
     )
 
 
@@ -324,17 +353,32 @@ def families_table(families: dict[str, dict[str, float]]) -> str:
     )
 
 
+def export_table(programs: dict[str, dict[str, float]]) -> str:
+    table = _table(["network, batch", "forward", "program", "ratio", "predict", "goal"])
+    for name, found in programs.items():
+        ratio = found["program"] / found["forward"]
+        verdict = f"≤ {MOST_FORWARDS:g} ×: {'pass' if ratio <= MOST_FORWARDS else '**fail**'}"
+        times = [f"{found['forward']:.3g} ms", f"{found['program']:.3g} ms", f"{ratio:.2f} ×"]
+        cells = [name, *times, f"{found['predict']:.3g} ms", verdict if name.endswith("rows") else "–"]
+        table.append(_line(cells))
+    return (
+        f"## Exported programs\n\n`band.export` of a projection to {PROJECTED_DIM} dimensions, run by torch, beside a "
+        "plain forward pass of the same rows and `predict`.\n\n" + "\n".join(table) + "\n"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--label", default="after", help="the column of the table, such as before or after")
     parser.add_argument("--only", nargs="+", default=list(WIDTHS), choices=WIDTHS, metavar="NETWORK")
     parser.add_argument("--families", action="store_true", help="the second table alone")
+    parser.add_argument("--export", action="store_true", help="the third table alone, of the networks of --only")
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing is written unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for latency.json and latency.md (default: benchmarks/results)")
     args = parser.parse_args()
     warnings.simplefilter("ignore", DeltabandWarning)
     folder = args.out or (None if args.quick else HERE / "results")
-    content: dict[str, Any] = {"machine": machine() | {"threads": 1}, "runs": {}, "families": {}}
+    content: dict[str, Any] = {"machine": machine() | {"threads": 1}, "runs": {}, "families": {}, "export": {}}
     if folder is not None and (folder / "latency.json").exists():
         content |= {k: v for k, v in json.loads((folder / "latency.json").read_text()).items() if k != "machine"}
     run, seconds = content["runs"].setdefault(args.label, {}), 0.3 if args.quick else SECONDS_PER_CASE
@@ -346,17 +390,21 @@ def main() -> None:
             (folder / "latency.md").write_text(markdown(content))
 
     with limited_to(1):
-        for case in [] if args.families else QUICK_CASES if args.quick else CASES:
+        for case in [] if args.families or args.export else QUICK_CASES if args.quick else CASES:
             if case.network not in args.only:
                 continue
             for name, result in measured(case, seconds).items():
                 print(f"{name}: {json.dumps(result, ensure_ascii=False)} {goal(name, result)}", flush=True)
                 run[name] = result
             write()
-        for family in SERVED:
+        for family in [] if args.export else SERVED:
             size = (20, 60) if args.quick else (SERVED_ROWS, FITTED_ROWS)
             content["families"][family] = found = served(family, *size, seconds)
             print(f"{family}: {json.dumps(found)}", flush=True)
+            write()
+        for network in [] if args.families else ["tiny"] if args.quick else args.only:
+            content["export"] |= exported(network, 50 if args.quick else 500, seconds)
+            print(json.dumps(content["export"]), flush=True)
             write()
 
 

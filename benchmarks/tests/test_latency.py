@@ -10,6 +10,8 @@ from benchmarks.latency import (
     WIDTHS,
     Bare,
     Case,
+    export_table,
+    exported,
     families_table,
     fitted,
     markdown,
@@ -68,3 +70,13 @@ def test_a_projection_that_takes_too_many_passes_is_bold():
     assert "| Exact() | 100 (9.0 passes) | 100 (9.0 passes) | 100 (9.0 passes) |" in table
     assert "| RandomProjection(256) | **100 (9.0 passes)** | 300 (3.0 passes) | **100 (9.0 passes)** |" in table
     assert "| x | – | – | 9 (100.0 passes) |" in table
+
+
+def test_the_program_of_a_projection_is_timed_beside_a_forward_pass():
+    found = exported("tiny", 50, 0.0)
+    assert list(found) == ["tiny, 1 row", "tiny, 256 rows"]
+    assert all(found[name]["program"] > found[name]["forward"] > 0 for name in found)
+    times = {"forward": 1.0, "program": 4.0, "predict": 6.0}
+    assert "| tiny, 256 rows | 1 ms | 4 ms | 4.00 × | 6 ms | ≤ 3 ×: **fail** |" in export_table(
+        {"tiny, 256 rows": times}
+    )
