@@ -189,3 +189,16 @@ def test_commands_about_numbers_refuse_the_band_of_a_classifier(here, capsys):
         "--out",
         "o.csv",
     )
+
+
+def test_the_band_of_rows_with_several_labels_is_refused(here, capsys):
+    model = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 3))
+    model.load_state_dict(torch.load("c.pt"))
+    x = torch.tensor(rows(60, 3)[["a", "b"]].to_numpy(), dtype=torch.float32)
+    marks = torch.stack([x[:, 0] > 0, x[:, 1] > 0, x.sum(dim=1) > 1], dim=1).float()
+    ClassificationIntervals(model, damping=1.0, loss="bce").fit(x, marks, progress=False).save("several.band")
+    band = ["several.band", *USE, "--features", "a,b", "--target", "kind"]
+    for command in (["predict", *band, "--out", "p.csv"], ["evaluate", *band], ["report", *band, "--out", "r.html"]):
+        refused(capsys, 1, "the command line is for classifiers of one label a row", *command)
+    assert not (here / "p.csv").exists()
+    assert not (here / "r.html").exists()

@@ -102,6 +102,14 @@ def test_what_is_no_label_is_refused(band):
         report.page(band, X, y, level=0.9999)
 
 
+def test_the_band_of_rows_with_several_labels_is_refused():
+    X, y = draw(50, 4, seed=2)
+    marks = np.eye(4)[y]
+    several = ClassificationIntervals(Affine(4), damping=1.0, loss="bce").fit(X, marks, progress=False)
+    with pytest.raises(ValueError, match="a report is for classifiers of one label a row, and loss='bce' is for sev"):
+        report.page(several, X, marks)
+
+
 def test_warnings_of_the_fit_are_on_the_page():
     X, y = draw(300, 4, seed=0)
     with pytest.warns(DeltabandWarning, match="were training rows"):
