@@ -19,6 +19,7 @@ COMMANDS = {
     "world": "promises to groups, under shift and in time, against MAPIE's, crepes' and constant width",
     "misuse": "what is said of data that are not what a network was trained on",
     "digits": "which inputs not to trust: widths of a classifier's intervals against its entropy",
+    "labelsets": "sets of labels against MAPIE's, and with probabilities softened by the variance of log-odds",
     "logodds": "the standard deviation of a classifier's log-odds: simulated, and as its intervals say",
     "optimise": "Bayesian optimisation with a network's posterior against a Gaussian process",
     "fields": "images and horizons as outputs: coverage by pixel of a U-Net, by horizon of an LSTM",

@@ -1,4 +1,4 @@
-"""The two experiments on classifiers, and the figures that the documents quote of them."""
+"""The experiments on classifiers, and the figures that the documents quote of them."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from experiments import digits, logodds
+from experiments import digits, labelsets, logodds
 from experiments.__main__ import main
 from experiments.arguments import RESULTS
 
@@ -43,13 +43,27 @@ def test_a_simulation_of_log_odds_runs(tmp_path, monkeypatch):
     assert "3 networks each" in (tmp_path / "out.md").read_text()
 
 
-@pytest.mark.parametrize("study", [digits, logodds])
+def test_sets_that_may_be_empty_are_those_of_mapie(tmp_path, monkeypatch):
+    for name, value in (("HIDDEN", 3), ("EPOCHS", 5)):
+        monkeypatch.setattr(digits, name, value)
+    monkeypatch.setattr(labelsets, "TRAINED", (300,))
+    main(["labelsets", "--seeds", "1", "--out", str(tmp_path / "out.csv")])
+    table = pd.read_csv(tmp_path / "out.csv")
+    assert len(table) == 2 * len(labelsets.LEVELS) * len(labelsets.KINDS)
+    of = {kind: part.reset_index(drop=True) for kind, part in table[table.method == "lac"].groupby("sets")}
+    columns = ["level", "coverage", "size"]
+    pd.testing.assert_frame_equal(of["empty"][columns], of["mapie"][columns])
+    assert (of["band"]["size"] >= of["empty"]["size"]).all()
+    assert "| 300 | 95% | LAC | MAPIE |" in (tmp_path / "out.md").read_text()
+
+
+@pytest.mark.parametrize("study", [digits, labelsets, logodds])
 def test_the_tables_are_those_of_the_results(study):
     path = RESULTS / f"{study.__name__.rpartition('.')[2]}.csv"
     assert path.with_suffix(".md").read_text() == study.markdown(pd.read_csv(path))
 
 
-@pytest.mark.parametrize(("study", "columns"), [(digits, 6), (logodds, 8)])
+@pytest.mark.parametrize(("study", "columns"), [(digits, 6), (labelsets, 7), (logodds, 8)])
 def test_the_page_on_classification_quotes_what_the_experiments_found(study, columns):
     found = (RESULTS / f"{study.__name__.rpartition('.')[2]}.md").read_text().splitlines()
     quoted = [line for line in PAGE.read_text().splitlines() if line.startswith("|") and line.count("|") == columns + 1]

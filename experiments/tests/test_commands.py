@@ -49,13 +49,25 @@ def test_without_a_command_the_commands_are_listed(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["reproduce", "score", "energy", "continued", "figure", "parameters", "calibration", "noise", "digits"]
+    "command",
+    [
+        "reproduce",
+        "score",
+        "energy",
+        "continued",
+        "figure",
+        "parameters",
+        "calibration",
+        "noise",
+        "digits",
+        "labelsets",
+    ],
 )
 def test_where_results_cannot_be_written_nothing_is_begun(command, tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     cases = [("--out", tmp_path, "is not a file"), ("--out", "/dev/null", "is not a file")]
     cases += [("--out", tmp_path / "file" / "new" / "out.csv", "file is not a folder")]
-    if command not in ("calibration", "digits"):
+    if command not in ("calibration", "digits", "labelsets"):
         cases += [("--networks", tmp_path / "file", "file is not a folder")]
     for option, path, message in cases:
         with pytest.raises(SystemExit) as caught:
