@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deltaband import Intervals, PredictionIntervals, metrics, report
+from deltaband.fitting.some_outputs import some_outputs
 from tests.support.fields import DECAY, SHAPE, holes, rows, trained
 
 UNSURE = ("the network has p", "the network predicts", "n − p", ".*were training rows", "the network explains")
@@ -191,3 +192,37 @@ def test_positions_are_measured_as_columns_of_the_whole(band):
     np.testing.assert_allclose(some.coverage, whole.coverage[[23, 1]])
     np.testing.assert_allclose(some.crps, whole.crps[[23, 1]], rtol=1e-9)
     assert band.noise_std_.shape == SHAPE
+
+
+def test_too_few_targets_for_a_scale_are_refused(model):
+    (x, y), (held, of_held) = rows(60), rows(5, 1)
+    band = PredictionIntervals(model, weight_decay=DECAY, missing="ignore").fit(x, holes(y))
+    for joint in (True, "share"):
+        with pytest.raises(ValueError, match=r"output \d+ has no target among the 1 rows that choose the scale"):
+            band.calibrate(held, holes(of_held, 0.5), joint=joint, noise="none")
+
+
+def test_a_fit_of_some_outputs_knows_how_many_targets_these_have(model):
+    (x, y), where = rows(60), [20, 3]
+    given = holes(y)
+    fit = PredictionIntervals(model, weight_decay=DECAY, missing="ignore").fit(x, given).fits_[0]
+    some, there = some_outputs(fit, where), (~torch.isnan(given.flatten(1))).sum(dim=0).numpy()[where]
+    np.testing.assert_array_equal(some.observed, there)
+    np.testing.assert_array_equal(some.counts[:2], there)  # the first of the moments of each output
+    np.testing.assert_array_equal(some.noise_std, fit.noise_std[where])
+    assert some.outputs == (20, 3)
+
+
+def test_tables_and_pictures_of_fields_have_all_outputs(band):
+    import matplotlib.pyplot as plt
+
+    x, y = rows(20, 1)
+    found = band.predict(x, 0.9)
+    frame = found.to_pandas()
+    assert frame.shape == (20, 24 * 3)
+    np.testing.assert_array_equal(frame[23]["lower_90"], found.lower.flatten(1)[:, 23])
+    ax = band.plot(x, y, output=23, level=0.9)
+    assert ax.has_data()
+    plt.close(ax.figure)
+    with pytest.raises(ValueError, match="there are 24: choose one"):
+        band.plot(x, y)

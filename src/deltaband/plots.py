@@ -5,6 +5,7 @@ Colours follow the background of the Axes: `plt.style.use("dark_background")` gi
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -83,15 +84,17 @@ def fitted(
     Raises:
         ValueError: If the arguments do not say what to draw.
     """
-    m = 1 if np.ndim(intervals.mean) == 1 else np.shape(intervals.mean)[1]
+    m = math.prod(np.shape(intervals.mean)[1:])
     if output is None and m > 1:
         raise ValueError(f"a figure shows one output, and there are {m}: choose one with output=0 to {m - 1}")
     if output is not None:
         check_int(output, "output", 0, m)
         y = _of_output(y, output, m)
         data = None if data is None else (data[0], _of_output(data[1], output, m))
-    if np.ndim(intervals.mean) == 2:
-        mean, lower, upper = (part[:, output or 0] for part in intervals)
+    if np.ndim(intervals.mean) > 1:
+        axes = np.ndim(intervals.mean)
+        flat = (to_numpy(part).reshape(len(part), m, *np.shape(part)[axes:]) for part in intervals)
+        mean, lower, upper = (part[:, output or 0] for part in flat)
         intervals = Intervals(mean, lower, upper, intervals.level)
     shape = getattr(x, "shape", ())
     if len(shape) in (1, 2) and shape[1:] in ((), (1,)):
@@ -217,7 +220,8 @@ def _axes(ax: Axes | None) -> tuple[Axes, _Colours]:
 
 
 def _of_output(values: Any, output: int, m: int) -> Any:  # (n, m) -> (n,)
-    return values[:, output] if values is not None and np.ndim(values) == 2 and np.shape(values)[1] == m else values
+    same = values is not None and np.ndim(values) > 1 and math.prod(np.shape(values)[1:]) == m
+    return to_numpy(values).reshape(-1, m)[:, output] if same else values
 
 
 def _interval_names(intervals: Intervals, n_levels: int) -> list[str]:

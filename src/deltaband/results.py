@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -106,7 +107,7 @@ class Intervals:
         several = np.ndim(self.mean) > 1
         if outputs is not None and not several:
             raise ValueError("outputs names several outputs, but these intervals are of one output")
-        m = np.shape(self.mean)[1] if several else 1
+        m = math.prod(np.shape(self.mean)[1:])
         names = list(range(m) if outputs is None else outputs)
         if len(names) != m:
             raise ValueError(f"the intervals are of {m} outputs, but {len(names)} names were given")

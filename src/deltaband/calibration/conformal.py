@@ -306,8 +306,10 @@ def alone(
 ) -> EachOutput:
     """Return each output with its calibration rows: those with a target, whose residuals (n, m) are not NaN."""
     found = []
-    for r, v, of_output in zip(residuals.T, q, scales, strict=True):
+    for o, (r, v, of_output) in enumerate(zip(residuals.T, q, scales, strict=True)):
         there = np.flatnonzero(~np.isnan(r))
+        if len(there) == 0:
+            raise ValueError(f"output {o} has no target among the {len(r)} rows that choose the scale: give more rows")
         found.append(fitted(r[there], v[there], of_output, rule=rule if len(there) == len(r) else rule.take(there)))
     return EachOutput(tuple(found))
 
