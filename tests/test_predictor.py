@@ -108,7 +108,7 @@ def test_an_engine_may_be_given_by_the_name_it_has_on_the_command_line(band):
     assert named.engine == Exact()
     assert torch.equal(named.predict(NEW).lower, band.predict(NEW).lower)
     assert ClassificationIntervals(classifier(3), damping=1.0, engine="random-projection").engine.dim > 0
-    with pytest.raises(ValueError, match=r"'auto', 'exact',.*'nystrom'.*Nystrom\(landmarks=500\): 'nystroem'"):
+    with pytest.raises(ValueError, match=r"'auto', 'exact',.*'nystrom'.*Nystrom\(landmarks=500\), got 'nystroem'"):
         PredictionIntervals(mlp(), engine="nystroem")
 
 

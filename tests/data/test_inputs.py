@@ -244,7 +244,7 @@ NESTED = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layo
         ({"a": A, 1: B}, TypeError, r"names that are strings, got \['a', 1\]"),
         ({}, ValueError, "inputs are an empty dict"),
         ((), ValueError, "inputs are an empty tuple"),
-        ((A, {"b": B}), TypeError, r"an array \(np.asarray\(x\)\), or several, got a tuple of 2"),
+        ((A, {"b": B}), TypeError, r"NumPy array, or several \(np.asarray\), got a tuple of 2"),
         (["a", "b"], TypeError, "got a list of 2"),
         ("text", TypeError, "inputs must be a tensor or a NumPy array, got str"),
         ({"a": A, "b": np.array(["x"] * 6)}, TypeError, "input 'b' must be numbers"),

@@ -50,7 +50,7 @@ class Inputs:
             made = cls(tuple(as_tensor(x[name], f"input {name!r}") for name in x), tuple(x), single=False)
         elif isinstance(x, tuple | list):
             if not all(hasattr(part, "__array__") for part in x):
-                raise TypeError(f"inputs must be a tensor or an array (np.asarray(x)), or several, got {describe(x)}")
+                raise TypeError(f"inputs must be a tensor or a NumPy array, or several (np.asarray), got {describe(x)}")
             made = cls(tuple(as_tensor(part, f"input {i}") for i, part in enumerate(x)), single=False)
         else:
             made = cls((as_tensor(x, "inputs"),))
