@@ -97,7 +97,7 @@ def test_reversed_and_read_only_arrays_are_read():
         (
             lambda: read([[1, 2]], Y),
             TypeError,
-            r"must be a tensor or an array \(np.asarray\(x\)\), or several, got a list",
+            r"must be a tensor or a NumPy array, or several \(np.asarray\), got a list",
         ),
         (lambda: read(np.array([["a"]]), [1.0]), TypeError, "inputs must be numbers"),
         (lambda: read(np.array([[1j]]), [1.0]), TypeError, "inputs must be numbers"),
