@@ -1,4 +1,4 @@
-"""The blocks of docs/models.md that need Lightning and transformers, after all others of that page."""
+"""The blocks of docs/models.md that need Lightning, transformers or PyTorch Geometric, after all others there."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 def test_the_examples_with_other_libraries_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python( integration)?\n(.*?)^```", DOCUMENT.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert sum(bool(needs) for needs, _ in blocks) == 2
+    assert sum(bool(needs) for needs, _ in blocks) == 3
     namespace: dict[str, object] = {}
     for _, block in blocks:
         exec(compile(block, DOCUMENT.name, "exec"), namespace)
