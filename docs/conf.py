@@ -52,7 +52,10 @@ python_maximum_signature_line_length = 100
 # what annotations name that no page of ours describes
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|matplotlib|np|numpy|nn|pandas|pathlib|sklearn|torch|typing)\..*"),
-    ("py:.*", r"deltaband\.(calibration|data|display|distributions|engines|fitting|joint|network|online|storage)\..*"),
+    (
+        "py:.*",
+        r"deltaband\.(calibration|data|display|distributions|engines|fitting|joint|metrics\.labels|network|online|storage)\..*",
+    ),
 ]
 OTHERS = """Any Axes BaseEstimator Callable Collate DataFrame Engine Module Optimizer ParameterChoice Precision
 RegressorMixin Score Self Sequence Side SpectralCovariance Spectrum Tensor XY"""
