@@ -23,7 +23,7 @@ QUIET = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:  # each launch has an empty profile of its own
         browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=list(QUIET))
